@@ -9,11 +9,15 @@ from attacks.base import Attack
 from attacks.progress import shown_session
 from attacks.running import build_attack, run_built, run_on_history
 from attacks.session import Session
+from fedsim.effects import AddsNoise, PerturbsSteps, Unpublished
 from fedsim.errors import ConfigError
 from fedsim.history import History
 from fedsim.observation import Observation
 from fedsim.result import AttackResult
 from fedsim.settings.options import option
+
+NOISY = AddsNoise, PerturbsSteps, Unpublished
+"""Effects with which a client's draw may be noise on what it shares."""
 
 
 @overload
@@ -62,7 +66,8 @@ def attack(
             `priors={"total_variation": {"weight": 0.1}}`.
 
     Raises:
-        ConfigError: no such attack, a setting that it does not have, or a device that is not there.
+        ConfigError: no such attack, a setting that it does not have, a device that is not there, or several
+            observations of one round and client behind noise.
 
     >>> import fedsim, torch
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
@@ -82,11 +87,20 @@ def attack(
     if strange := next((one for one in several if not isinstance(one, Observation)), None):
         expected = "an Observation, as fedsim.observe and fedsim.Observation.of give, or several"
         raise ConfigError("observation", type(strange).__name__, expected)
+    _refuse_shared_noise(several)
     with shown_session(name, progress) as session:
         built.session = session
         results = run_built(several, name, built, seed, where)
     built.session = Session()
     return results[0] if isinstance(observation, Observation) else results
+
+
+def _refuse_shared_noise(several: Sequence[Observation]) -> None:
+    """Noise follows the seed, which no server knows, the round and the client: these two must tell draws apart."""
+    drawn = [one.name for one in several if not one.repeatable and any(isinstance(e, NOISY) for e in one.effects)]
+    if twice := next((name for name in drawn if drawn.count(name) > 1), None):
+        expected = "observed with a client= of its own each time: equal noise leaves no noise in their difference"
+        raise ConfigError("observation", f"{twice}, more than once", expected)
 
 
 def _device(device: str | torch.device | None) -> torch.device:

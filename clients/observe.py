@@ -77,6 +77,9 @@ def observe(
         roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
             `pos_embed`, `class_token`.
         seed: of every random draw: the order of batches, defenses.
+        server_round, client: what the observation is called by, and what draws follow beside the seed. Behind a defense
+            that draws each call needs a `client` of its own, or rounds of one client a `server_round`: noise that two
+            updates share is gone from their difference.
 
     Raises:
         ConfigError: an argument cannot work; it names the argument, its value and what would be right.

@@ -96,3 +96,35 @@ def test_who_does_not_shrink_to_the_mean_keeps_its_image(victims, monkeypatch):
     assert float(fedsim.attack(attack, victims[0]).images.mean()) == 0.75
     attack.shrinks_to_mean = False
     assert float(fedsim.attack(attack, victims[0]).images.mean()) == 0.5
+
+
+@pytest.mark.parametrize("defense", ["local_dp", "dp_sgd", "gradient_noise", "outpost"])
+def test_victims_whose_noise_is_the_same_are_refused(defense, tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+    one, other = (fedsim.observe(model, torch.rand(1, 3, 4, 4), [3], defense=[defense]) for _ in range(2))
+    other.save(tmp_path / "other")
+    loaded = fedsim.Observation.load(tmp_path / "other", model=model)
+    for same in (other, loaded):
+        with pytest.raises(fedsim.ConfigError, match=r"^observation=round-00000-client-00000, more .* client= of its"):
+            fedsim.attack("labels", [one, replace(one, client=1), same])
+    assert len(fedsim.attack("labels", [one, replace(other, client=1), replace(other, server_round=1)])) == 3
+
+
+def test_victims_without_noise_may_be_called_the_same(victims):
+    assert len(fedsim.attack("labels", [victims[0], victims[0]])) == 2
+
+
+def test_an_own_defense_may_say_that_it_draws_nothing():
+    class Silent(fedsim.Defense):
+        pass
+
+    class Halves(Silent):
+        repeatable = True
+
+        def transform_update(self, update, rng):
+            return replace(update, tensors={name: tensor / 2 for name, tensor in update.tensors.items()})
+
+    model, image = nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), torch.rand(1, 3, 4, 4)
+    with pytest.raises(fedsim.ConfigError, match="more than once"):
+        fedsim.attack("labels", [fedsim.observe(model, image, [3], defense=Silent()) for _ in range(2)])
+    assert len(fedsim.attack("labels", [fedsim.observe(model, image, [3], defense=Halves()) for _ in range(2)])) == 2
