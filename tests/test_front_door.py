@@ -348,14 +348,16 @@ def test_an_audit_is_a_table_and_the_commands_page(vit, tmp_path):
 
 
 def test_defenses_that_are_objects_compare_with_none_and_apart_from_each_other(vit, tmp_path):
-    from defenses import GradientNoise
+    from defenses import GradientNoise, Withhold
     from fedsim.report.compare.verdict import judge_defenses
     from fedsim.report.run.read import read_run
 
     data, noises = (IMAGES, torch.tensor(LABELS)), [GradientNoise(relative_norm=size) for size in (0.1, 0.2)]
-    found = fedsim.audit(vit, data, ["patch_gradient"], [[], *noises], num_images=1)
+    withheld = [Withhold([pattern]) for pattern in ("head.bias", "patch_weight")]
+    found = fedsim.audit(vit, data, ["patch_gradient"], [[], *noises, *withheld], num_images=1)
     judged = judge_defenses([read_run(folder) for folder in found.folders.values()])
-    assert len({verdict.name for verdict in judged}) == 2
+    assert len({verdict.name for verdict in judged}) == 4
+    assert sum(verdict.level == "not tested" for verdict in judged) == 1, "patch_weight alone stops the attack"
     assert not any("no undefended run" in words for verdict in judged for words in verdict.details)
 
 
@@ -392,6 +394,23 @@ def test_a_run_folder_of_another_model_or_other_images_is_refused(vit, tmp_path)
         vit.head.bias += 1
     with pytest.raises(fedsim.ConfigError, match=r"run_dir=.*data.digest"):
         fedsim.audit(vit, data, "labels", num_images=1, run_dir=tmp_path)
+
+
+def test_a_run_folder_of_another_defense_that_is_an_object_is_refused(vit, tmp_path):
+    from defenses import Withhold
+
+    def audit(defense):
+        return fedsim.audit(vit, (IMAGES, torch.tensor(LABELS)), "labels", [defense], num_images=1, run_dir=tmp_path)
+
+    given = Withhold(["head.bias"])
+    for same in (given, given, Withhold(["head.bias"])):
+        assert audit(same).table.loc[0, "updates"] == 1
+    assert given.names == frozenset(), "what was given stays as it is"
+    with pytest.raises(fedsim.ConfigError, match=r"run_dir=.*data.defense_digest"):
+        audit(Withhold(["patch_weight"]))
+    given.more = lambda: 1
+    with pytest.raises(fedsim.ConfigError, match=r"run_dir=.*data.defense_digest=new-"):
+        audit(given)
 
 
 def test_an_own_module_is_never_rebuilt_by_its_name(tmp_path):

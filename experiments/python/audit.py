@@ -1,5 +1,6 @@
 """`fedsim.audit`: what each update would give away, of any model and data set, behind any defenses."""
 
+import copy
 import hashlib
 import json
 import re
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 from torch import nn
 
@@ -34,7 +36,7 @@ from fedsim.settings.commands import AuditConfig
 from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.settings.options import option
 from fedsim.settings.schema import parse
-from fedsim.storage.digests import absorb
+from fedsim.storage.digests import absorb, described
 from fedsim.storage.json_lines import rows
 
 if TYPE_CHECKING:
@@ -132,8 +134,8 @@ def audit(
         share, local_steps, lr: what clients share, as for `fedsim.observe`.
         image_shape: (channels, height, width); None: timm's model says it, or the first image does.
         roles: of a ViT whose parts have other names than timm's, as for `fedsim.observe`.
-        run_dir: a folder that keeps the runs; called again with the same arguments it goes on where it stopped. None:
-            a temporary folder.
+        run_dir: a folder that keeps the runs; called again with the same arguments it goes on where it stopped, unless
+            the state of a defense that is an object cannot be read, as with a lambda in it. None: a temporary folder.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -229,28 +231,31 @@ def _digest(architecture: OwnArchitecture, data: OwnData) -> str:
 
 
 def _digest_of_objects(defenses: Sequence[Named]) -> dict[str, str]:
-    """Of the attributes of defenses that came as objects, whose settings nothing else records."""
-    each = [
-        [
-            type(one).__qualname__,
-            sorted((k, v) for k, v in vars(one).items() if isinstance(v, str | int | float | bool)),
-        ]
-        for one in defenses
-        if isinstance(one, Defense)
-    ]
-    return {"defense_digest": hashlib.blake2b(json.dumps(each).encode(), digest_size=4).hexdigest()} if each else {}
+    """Of defenses that came as objects, whose settings nothing else records; a new one where it cannot be told."""
+    objects = [one for one in defenses if isinstance(one, Defense)]
+    if not objects:
+        return {}
+    try:
+        words = described(objects)
+    except Exception:  # noqa: BLE001 - objects are plug-ins: one that tells no state is another at each call
+        return {"defense_digest": f"new-{uuid4().hex[:8]}"}
+    return {"defense_digest": hashlib.blake2b(words.encode(), digest_size=4).hexdigest()}
 
 
 def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData) -> Setup:
-    chain, described = chain_of(chosen, config.client.augment)
+    try:
+        several = [copy.deepcopy(one) for one in ([chosen] if isinstance(chosen, str | Mapping | Defense) else chosen)]
+    except Exception as error:
+        expected = f"objects that copy.deepcopy can copy, and that so stay as they are ({error})"
+        raise ConfigError("defense", chosen, expected) from error
+    objects = _digest_of_objects(several)  # before they learn anything of the model
+    chain, settings = chain_of(several, config.client.augment)
     check_gpus(config)
     # What the record and the report name: the module and the data set are nobody's by name.
     named = {**config.model, "name": architecture.spec.name, "num_classes": architecture.spec.num_classes}
-    several = [chosen] if isinstance(chosen, str | Mapping | Defense) else list(chosen)
-    digested = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data)}
-    digested |= _digest_of_objects(several)
+    digested = {"_target_": "fedsim.data.own.OwnData", "digest": _digest(architecture, data), **objects}
     recipe = architecture.finetune.to_record()
-    own = replace(config, defense=described, model=named, data=digested, finetune=recipe)
+    own = replace(config, defense=settings, model=named, data=digested, finetune=recipe)
     own.client.check_optimizer()
     defended = replace(architecture, wrappers=(chain,))
     attacks = {name: build_attack(name, settings) for name, settings in own.attack.items()}
