@@ -396,6 +396,22 @@ def test_a_run_folder_of_another_model_or_other_images_is_refused(vit, tmp_path)
         fedsim.audit(vit, data, "labels", num_images=1, run_dir=tmp_path)
 
 
+def test_a_run_folder_of_other_model_code_or_another_normalisation_is_refused(tmp_path):
+    def audit(change="none", act=nn.ReLU, **settings):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 3, 1), act(), AfterHead(change))
+        data = IMAGES[..., :4, :4], torch.tensor(LABELS)
+        return fedsim.audit(model, data, "labels", num_images=1, run_dir=tmp_path, **settings)
+
+    audit()
+    assert audit().table.loc[0, "updates"] == 1
+    for other in ({"act": nn.Sigmoid}, {"mean": (0.5, 0.5, 0.5)}, {"std": (0.5, 0.5, 0.5)}):
+        with pytest.raises(fedsim.ConfigError, match=r"run_dir=.*data.digest"):
+            audit(**other)
+    with pytest.raises(fedsim.ConfigError, match=r"run_dir=.*results of other model code"):
+        audit("scaled")
+
+
 def test_a_run_folder_of_another_defense_that_is_an_object_is_refused(vit, tmp_path):
     from defenses import Withhold
 

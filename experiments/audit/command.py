@@ -21,6 +21,7 @@ from experiments.cli.places import find_observations
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, check_gpus, placement, worker_counts
 from experiments.engine.choice import estimate_audit, with_engine
+from experiments.engine.content import content_of, keep_content
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import (
@@ -43,6 +44,7 @@ from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig, JobConfig
 from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
+from fedsim.storage.observation_files import recorded_digest
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from server.attack_queue.results import ResultWriter, has_images
@@ -79,12 +81,14 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     config = _audited(setup)
     bounds = build_bounds(config.bound)
     victims = config.audit.victims
-    updates = divide(choose_images(setup), config.audit.batch_size, setup.sums)
+    chosen = choose_images(setup)
+    updates = divide(chosen, config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
     config = with_engine(config, count(len(updates), "update"), of_all)
     setup = replace(setup, config=config)
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
+        keep_content(folder, content_of(setup, [setup.data.train.subset(chosen)]))
         trackers = Trackers(config.tracker, root)
         writer = make_writer(config, folder, trackers, setup)
         batches = list(_unfinished(config, updates, writer))
@@ -335,6 +339,7 @@ def _attack_recorded(config: AuditConfig, place: str, root: Path, start: float) 
     recorded = _as_recorded(config, first)
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)
+        keep_content(folder, {f"numbers in {path.name}": recorded_digest(path) for path in paths})
         trackers = Trackers(config.tracker, root)
         writer = make_writer(recorded, folder, trackers)
         with (

@@ -16,6 +16,7 @@ from experiments.cli.machine import cores
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, check_federated, worker_counts
 from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, with_engine
+from experiments.engine.content import content_of, federated_content
 from experiments.engine.setup import Setup, engine, prepare
 from experiments.matrix.progress import MatrixProgress, Watch, describe_end, read_matrix
 from experiments.matrix.rows import (
@@ -101,6 +102,7 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
     told = [described(column, attacks[column.name], column.name in blind) for column in columns]
     training, audit = prepare(federated), prepare(parse(AuditConfig, audit_config(undefended, attacks)))
     chosen = choose_images(audit)
+    content = {TRAINING: federated_content(training), AUDIT: content_of(audit, [audit.data.train.subset(chosen)])}
     units: list[MatrixRun] = []
     folder = root.resolve() / "rows"
     for row in rows:
@@ -108,7 +110,14 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
         composed = [composer.row(row, seed) for seed in seeds]
         parse(AuditedImages, composed[0]["audit"], "audit").check_batches()
         trainings = [
-            MatrixRun(row.name, TRAINING, str(seed), folder / row.name / f"training-{seed}", training_config(settings))
+            MatrixRun(
+                row.name,
+                TRAINING,
+                str(seed),
+                folder / row.name / f"training-{seed}",
+                training_config(settings),
+                content[TRAINING],
+            )
             for seed, settings in zip(seeds, composed, strict=True)
         ]
         units += trainings
@@ -117,7 +126,8 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
             if state == "trained":
                 last = trainings[0].folder / "checkpoints" / f"round-{composed[0]['num_rounds']:05d}.safetensors"
             settings = audit_config(composed[0], attacks, None if last is None else str(last))
-            units.append(MatrixRun(row.name, AUDIT, state, folder / row.name / f"audit-{state}", settings, last))
+            place = folder / row.name / f"audit-{state}"
+            units.append(MatrixRun(row.name, AUDIT, state, place, settings, content[AUDIT], last))
     if config.simulation.engine == "auto":
         config = _with_engine(config, units, training, audit, len(chosen))
         units = [unit.on(config.simulation.engine) for unit in units]

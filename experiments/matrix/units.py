@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import quiet_libraries
 from experiments.engine.choice import device_on
+from experiments.engine.content import Content, first_other, of_other
 from experiments.engine.setup import Setup, bits_of, first_difference, prepare
 from experiments.run.command import run_federated
 from fedsim.errors import ConfigError, RunError
@@ -53,6 +54,7 @@ class MatrixRun:
     Attributes:
         kind: `TRAINING` or `AUDIT`.
         label: the training's seed, or the audit's state.
+        content: what its results are of besides settings, as the matrix's own model and images tell it; empty: unknown.
         checkpoint: the training's, that the audit starts from.
     """
 
@@ -61,6 +63,7 @@ class MatrixRun:
     label: str
     folder: Path
     config: Config
+    content: Content = field(default_factory=dict)
     checkpoint: Path | None = None
 
     @property
@@ -108,11 +111,14 @@ def check_unit(unit: MatrixRun) -> None:
     asked = _read(unit.folder / ASKED)
     if asked is None:
         return
+    kept = unit.kind == AUDIT or (unit.folder / SEAL).exists()
     differing = first_difference(absolute(asked["settings"]), absolute(unit.settings))
-    if differing and (unit.kind == AUDIT or (unit.folder / SEAL).exists()):
+    if differing and kept:
         key, before, now = differing
         there = f"in this one {unit.row} was run with {key}={before}, not {now}"
         raise ConfigError("run_dir", unit.folder.parents[2], f"a new folder: {there}")
+    if kept and (other := first_other(asked.get("content", {}), unit.content)):
+        raise of_other(other, unit.folder.parents[2])
     for name, settings in unit.config["attack"].items():
         before, now = (without_knowledge(one) for one in (asked["attacks"].get(name, settings), settings))
         differing = first_difference(absolute_checkpoints(before), absolute_checkpoints(now))
@@ -131,7 +137,7 @@ def run_unit(unit: MatrixRun) -> UnitEnd:
         run(unit)
     except ConfigFault as error:  # a defense's own refusal comes wrapped in Hydra's
         known = config_error(error)
-        unread = known is not None and known.key == "model.checkpoint"  # says nothing about the row's settings
+        unread = known is not None and known.key in ("model.checkpoint", "run_dir")  # nothing about the row's settings
         return UnitEnd("failed" if unread else "refused", one_line(error, "matrix", []))
     except RunError as error:
         return UnitEnd("failed", str(error))
@@ -197,7 +203,7 @@ def _train(unit: MatrixRun) -> None:
     start = time.perf_counter()
     with quiet():
         run_federated(unit.config | {"run_dir": str(unit.folder)}, unit.folder)
-    _write(unit.folder / ASKED, {"settings": unit.settings, "attacks": {}})
+    _write(unit.folder / ASKED, {"settings": unit.settings, "attacks": {}, "content": unit.content})
     _write(unit.folder / SEAL, {"attacks": [], "seconds": time.perf_counter() - start})
 
 
@@ -213,7 +219,7 @@ def _audit(unit: MatrixRun) -> None:
         _write(folder / BASELINE, guess(setup))
         judged = any(isinstance(defense, LeakageGate) for defense in setup.defenses.defenses.values())
         asked = {"settings": unit.settings, "attacks": {}, "updates": len(updates), "judged": judged}
-    _write(folder / ASKED, asked | {"attacks": asked["attacks"] | config["attack"]})
+    _write(folder / ASKED, asked | {"attacks": asked["attacks"] | config["attack"], "content": unit.content})
     recorded = folder / "config.yaml"
     if recorded.exists():  # with fewer attacks, or from where the matrix's folder stood before
         _write_text(recorded, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))

@@ -219,11 +219,13 @@ def _words(one: Named) -> str:
 
 
 def _digest(architecture: OwnArchitecture, data: OwnData) -> str:
-    """Of what a run folder's results depend on and no setting names: weights and images."""
+    """Of what a run folder's results depend on and no setting names: kinds of modules, weights and images."""
     found = hashlib.blake2b(digest_size=16)
     assert architecture.module is not None
-    if roles := getattr(architecture.module, "pretrained_cfg", {}).get("roles"):
-        found.update(json.dumps(sorted(roles.items())).encode())
+    about = getattr(architecture.module, "pretrained_cfg", {})
+    kinds = [(name, type(one).__qualname__) for name, one in architecture.module.named_modules()]
+    told = [sorted((about.get("roles") or {}).items()), about["mean"], about["std"], kinds]
+    found.update(json.dumps(told).encode())
     tensors = dict(architecture.module.state_dict()) | {"labels": data.train.labels}
     tensors["images"] = data.train.images(range(len(data.train)))
     absorb(found, tensors)

@@ -31,6 +31,7 @@ from experiments.cli.validation import (
     worker_counts,
 )
 from experiments.engine.choice import estimate_run, with_engine
+from experiments.engine.content import federated_content, keep_content
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import (
@@ -108,6 +109,7 @@ def run_federated(
         if not resumed:
             refuse_used(root)
             open_folder(config, root)
+        keep_content(folder, federated_content(setup), "resume" if resumed else "run_dir")
         check_room(folder, setup.model, config.resume_every_seconds)
         pending = PendingObservations(
             folder.resume_points / "pending", folder.observations, partial(_unfinished, setup)

@@ -24,6 +24,9 @@ class TensorImages(ImageSet):
         """The images at these positions, in this order."""
         return self._images[indices if isinstance(indices, Tensor) else torch.tensor(list(indices), dtype=torch.int64)]
 
+    def _contents(self, positions: Sequence[int]) -> list[bytes]:
+        return [image.contiguous().numpy().tobytes() for image in self._images[list(positions)]]
+
     def subset(self, positions: Sequence[int]) -> "TensorImages":
         """The images at these positions as a set of their own, in this order."""
         chosen = copy.copy(self)

@@ -17,7 +17,7 @@ from fedsim.models.architecture import ModelWrapper
 from fedsim.models.finetune import recorded_finetune
 from fedsim.observation import Observation, Replayer
 from fedsim.public_images import PublicImages
-from fedsim.storage.digests import digest
+from fedsim.storage.digests import digest, file_sha256
 from fedsim.storage.durable import disk_errors, replacing, write_text
 from fedsim.update import LocalProtocol, State, Update, under
 
@@ -72,6 +72,11 @@ def save_observation(observation: Observation, folder: Path) -> None:
         "effects": effects_to_records(observation.defense_effects),
     }
     write_text(folder / "observation.json", json.dumps(record, indent=1))
+
+
+def recorded_digest(folder: Path) -> str:
+    """Of the files of an observation, which name the state and the public images beside them by their content."""
+    return " ".join(file_sha256(folder / name) for name in ("observation.json", "update.safetensors"))
 
 
 def load_observation(

@@ -4,7 +4,10 @@ import csv
 import json
 
 import pytest
+from PIL import Image
+from safetensors.torch import save_file
 
+from fedsim.models import Architecture, ModelSpec
 from fedsim.storage.durable import locked
 from server.attack_queue.results import COLUMNS
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
@@ -66,6 +69,39 @@ def test_other_settings_in_the_same_folder_are_refused(audit, command):
     code, _, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, "audit.num_images=2")
     assert code == 2
     assert "other settings: audit.num_images=2 now, 1 there" in err
+
+
+def test_other_images_or_weights_under_the_same_paths_are_refused(command, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for index in range(3):
+            Image.new("RGB", (8, 8), (80 * index, 9, 9)).save(tmp_path / "data" / name / f"{index}.png")
+    spec, checkpoint = ModelSpec("vit_nano_patch2_8", 2), tmp_path / "weights.safetensors"
+
+    def weights(seed):
+        save_file(Architecture(spec, (), seed).build().state_dict(), checkpoint)
+
+    def call():
+        data = ["data=imagefolder", f"data.path={tmp_path / 'data'}", "data.test_fraction=0", "audit.select=first"]
+        model = ["model=vit_nano", f"model.checkpoint={checkpoint}", "simulation=inline"]
+        rest = ["data.auxiliary_fraction=0", "audit.num_images=2", "attack=[labels]"]
+        return command("fedsim-audit", f"run_dir={tmp_path / 'run'}", *data, *model, *rest)
+
+    def refused(of):
+        code, _, err = call()
+        start = f"error: run_dir={tmp_path / 'run'}: choose a new folder, or bring back what there was"
+        assert (code, err.splitlines()[-1]) == (2, f"{start}: this one holds results of other {of}")
+
+    weights(0)
+    assert call()[0] == 0
+    weights(1)
+    refused("weights")
+    weights(0)
+    (tmp_path / "data" / "dog" / "0.png").write_bytes((tmp_path / "data" / "dog" / "2.png").read_bytes())
+    assert call()[0] == 0, "not among those audited"
+    (tmp_path / "data" / "cat" / "0.png").write_bytes((tmp_path / "data" / "cat" / "2.png").read_bytes())
+    refused("images")
+    assert len(rows(tmp_path / "run", "attacks")) == 2
 
 
 def test_two_processes_are_not_at_work_in_one_folder(audit, command):

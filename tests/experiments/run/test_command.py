@@ -158,18 +158,18 @@ def test_a_used_folder_is_refused(fedsim, command):
 def test_observations_can_be_attacked_again(fedsim, command, tmp_path):
     folder = fedsim("simulation=inline", "attack=[]", "observe.clients=1")
     again = tmp_path / "again"
-    code, out, err = command(
-        "fedsim-audit",
-        f"observation={folder}/observations",
-        "attack=[patch_gradient,labels]",
-        "simulation=inline",
-        f"run_dir={again}",
-    )
+    words = [f"observation={folder}/observations", "attack=[patch_gradient,labels]", "simulation=inline"]
+    code, out, err = command("fedsim-audit", *words, f"run_dir={again}")
     assert code == 0, err
     assert out.strip().splitlines()[-1] == str(again)
     attacks = rows(again, "attacks")
     assert len(attacks) == 4
     assert {row["certificate"]["status"] for row in attacks} == {"certified"}
+    one, other = sorted((folder / "observations").glob("*/update.safetensors"))
+    one.write_bytes(other.read_bytes())
+    code, _, err = command("fedsim-audit", *words, f"run_dir={again}")
+    assert code == 2
+    assert err.endswith(f"this one holds results of other numbers in {one.parent.name}\n")
     code, _, err = command(
         "fedsim-audit", f"observation={tmp_path}/nowhere", "simulation=inline", f"run_dir={tmp_path}/x"
     )

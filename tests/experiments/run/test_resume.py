@@ -381,6 +381,17 @@ def test_a_run_at_work_is_not_resumed_beside_it(command, copied):
     assert "another process is at work in this folder" in err
 
 
+def test_a_run_does_not_go_on_with_other_images(command, copied):
+    folder = copied("in a round")
+    path = folder / "content.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"images": content["images"].replace("0", "1")}))
+    code, _, err = command("fedsim", f"resume={folder}")
+    assert code == 2
+    assert f"error: resume={folder}: choose a new folder, or bring back what there was: this one holds" in err
+    assert err.endswith("results of other images\n")
+
+
 def test_a_disk_with_too_little_room_is_refused_before_anything_starts(command, monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     code, _, err = command("fedsim", "simulation=inline", f"run_dir={tmp_path}/run", "num_rounds=1", "num_clients=2")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedsim.data import FederatedData, ImageFolder, ImageSet, image_set
+from fedsim.data.tensors import TensorImages
 from fedsim.errors import ConfigError
 
 
@@ -54,6 +55,31 @@ def test_positions_may_be_a_list_a_range_or_a_tensor_in_any_order(root):
     assert held.images([19, 0]).equal(pictures[[19, 0]])
     assert held.images([-1]).equal(pictures[19:])
     assert held.images([]).shape == (0, 3, 8, 8)
+
+
+def test_a_digest_is_of_files_names_and_labels_and_decodes_nothing(root, decodes):
+    held = whole(root)
+    before = held.digest(), held.digest(10)
+    assert (whole(root).digest(), whole(root).digest(10)) == before
+    assert held.subset([1, 0]).digest() != held.subset([0, 1]).digest()
+    with (root / held.ids[1]).open("ab") as file:
+        file.write(b"more")
+    assert whole(root).digest() != before[0]
+    assert whole(root).digest(10) == before[1], "every second one is read"
+    relabelled = held.subset(range(20))
+    relabelled.labels = 1 - relabelled.labels
+    assert relabelled.digest() != held.digest()
+    (root / held.ids[3]).unlink()
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        held.digest()
+    assert not decodes
+
+
+def test_a_digest_of_images_in_memory_is_of_their_numbers():
+    images = torch.arange(2 * 3 * 4).reshape(2, 3, 2, 2) / 24
+    digests = {TensorImages(one, torch.tensor([0, 1])).digest() for one in (images, images.clone(), images.flip(-1))}
+    assert len(digests) == 2
+    assert TensorImages(images[:0], torch.zeros(0, dtype=torch.int64)).digest(4)
 
 
 def test_a_position_outside_the_set(root):

@@ -1,0 +1,96 @@
+"""What results are of besides settings: weights, a model's code and images. A run folder holds results of one such."""
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from experiments.engine.setup import Setup
+from fedsim.data import ImageSet
+from fedsim.errors import ConfigError
+from fedsim.models import Normaliser, OwnArchitecture
+from fedsim.storage.digests import digest
+from fedsim.storage.run_folder import RunFolder
+
+Content = Mapping[str, str | list[float]]
+"""Digests, and numbers that are equal up to rounding, by what they are of."""
+
+FILE = "content.json"
+
+RESULTS = ("attacks", "bounds", "metrics")
+"""Rows without which a folder holds none."""
+
+SAMPLED = 64
+"""Files that are read of a set which is not read as a whole."""
+
+CLIENTS = 8
+"""Whose images are sampled; at most."""
+
+ROUNDING = 1e-4
+"""Of the length of a model's answer: what another machine may change."""
+
+
+def content_of(setup: Setup, images: Sequence[ImageSet], sampled: int | None = None) -> Content:
+    """Of the model as it starts, of these images and of a sample of the public ones.
+
+    Args:
+        sampled: read so many files of each set; None: all.
+    """
+    content: dict[str, str | list[float]] = {"weights": digest(setup.model.state_dict())}
+    if isinstance(setup.architecture, OwnArchitecture):
+        content["model code"] = _answer(setup.architecture)
+    held = [one.digest(sampled) for one in images]
+    return content | {"images": " ".join(held), "public images": setup.data.auxiliary.digest(SAMPLED)}
+
+
+def federated_content(setup: Setup) -> Content:
+    """Of a sample of a few clients' images, and of those that the server tests on: of many nobody reads all at once."""
+    number = setup.run_config.num_clients
+    clients = range(0, number, -(-number // CLIENTS))
+    return content_of(setup, [*map(setup.data.client, clients), setup.data.test], SAMPLED)
+
+
+def _answer(architecture: OwnArchitecture) -> list[float]:
+    """The first logits of one image: no weight tells what a module computes with it."""
+    module = copy.deepcopy(architecture.module)
+    assert module is not None
+    shape = architecture.image_shape
+    image = torch.linspace(0, 1, math.prod(shape)).view(1, *shape)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        logits: list[float] = module.eval()(Normaliser(module)(image)).flatten()[:10].tolist()
+    return logits
+
+
+def keep_content(folder: RunFolder, content: Content, key: str = "run_dir") -> None:
+    """Note what the folder's results are of; what an earlier version did not note is not compared.
+
+    Raises:
+        ConfigError: it holds results of something else.
+    """
+    path = folder.root / FILE
+    before: Content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    other = first_other(before, content)
+    if other is not None and any(any(folder.rows(name)) for name in RESULTS):
+        raise of_other(other, folder.root, key)
+    folder.write_json(FILE, {**before, **content})
+
+
+def first_other(before: Content, now: Content) -> str | None:
+    """What both are of and has changed."""
+    return next((of for of, found in now.items() if of in before and not _same(before[of], found)), None)
+
+
+def of_other(of: str, root: Path, key: str = "run_dir") -> ConfigError:
+    """The refusal of a folder whose results are of something else."""
+    fault = f"choose a new folder, or bring back what there was: this one holds results of other {of}"
+    return ConfigError(key, root, fault=fault)
+
+
+def _same(before: str | list[float], now: str | list[float]) -> bool:
+    if isinstance(before, str) or isinstance(now, str):
+        return before == now
+    return len(before) == len(now) and math.dist(before, now) <= ROUNDING * math.hypot(*now)
