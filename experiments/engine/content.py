@@ -12,7 +12,7 @@ from experiments.engine.setup import Setup
 from fedsim.data import ImageSet
 from fedsim.errors import ConfigError
 from fedsim.models import Normaliser, OwnArchitecture
-from fedsim.storage.digests import digest
+from fedsim.storage.digests import file_sha256
 from fedsim.storage.run_folder import RunFolder
 
 Content = Mapping[str, str | list[float]]
@@ -34,12 +34,15 @@ ROUNDING = 1e-4
 
 
 def content_of(setup: Setup, images: Sequence[ImageSet], sampled: int | None = None) -> Content:
-    """Of the model as it starts, of these images and of a sample of the public ones.
+    """Of the file of weights, if one is given, of these images and of a sample of the public ones.
+
+    Weights that are drawn follow from the settings, and differ in a last bit from one type of processor to the next.
 
     Args:
         sampled: read so many files of each set; None: all.
     """
-    content: dict[str, str | list[float]] = {"weights": digest(setup.model.state_dict())}
+    checkpoint = setup.architecture.spec.checkpoint
+    content: dict[str, str | list[float]] = {} if checkpoint is None else {"weights": file_sha256(Path(checkpoint))}
     if isinstance(setup.architecture, OwnArchitecture):
         content["model code"] = _answer(setup.architecture)
     held = [one.digest(sampled) for one in images]

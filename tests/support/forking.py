@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 1 << 20
+PATIENCE = 240.0
+"""Seconds in which the one that waits has imported its libraries: some six, on an idle core."""
 ASK = f"exec {{python}} -IS {__file__}"
 """Beginning of the line in a shell script that asks for a process: the address and the words follow."""
 
@@ -128,11 +130,13 @@ def _ask(mode: str, address: str, *arguments: str) -> int:
 
 
 def _connect(caller: socket.socket, address: str) -> None:
-    for _ in range(1200):
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             caller.connect(address)
             return
         time.sleep(0.05)
+    sys.exit(f"nobody waits at {address} after {PATIENCE:.0f} s")
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ def test_rows_and_columns_are_added_to_what_there_is_and_other_settings_are_refu
     assert "num_rounds=1, not 2" in err
     *_, err = matrix("matrix.columns=[labels]", "matrix.attacks.labels=[labels,'labels.rule=idlg']", code=2)
     assert "matrix.attacks.labels" in err
-    for unit, of in (("training-0", "weights"), ("audit-initial", "images")):
+    for unit, of in (("training-0", "public images"), ("audit-initial", "images")):
         path = root / "rows" / "none" / unit / "asked.json"
         asked = path.read_text()
         path.write_text(json.dumps(json.loads(asked) | {"content": {of: "others"}}))
