@@ -78,6 +78,7 @@ def attack(
     built, name = _built(attack, settings)
     where = _device(device)
     if isinstance(observation, History):
+        _check_stated(name, built, observation.observations)
         with shown_session(name, progress) as session:
             built.session = session
             result = run_on_history(observation, name, built, seed, where)
@@ -88,6 +89,7 @@ def attack(
         expected = "an Observation, as fedsim.observe and fedsim.Observation.of give, or several"
         raise ConfigError("observation", type(strange).__name__, expected)
     _refuse_shared_noise(several)
+    _check_stated(name, built, several)
     with shown_session(name, progress) as session:
         built.session = session
         results = run_built(several, name, built, seed, where)
@@ -101,6 +103,17 @@ def _refuse_shared_noise(several: Sequence[Observation]) -> None:
     if twice := next((name for name in drawn if drawn.count(name) > 1), None):
         expected = "observed with a client= of its own each time: equal noise leaves no noise in their difference"
         raise ConfigError("observation", f"{twice}, more than once", expected)
+
+
+def _check_stated(name: str, attack: Attack, observations: Sequence[Observation]) -> None:
+    """Raises ConfigError: what settings state of the images cannot be true of one of these."""
+    stages = {f"attack.{name}": attack} | ({} if attack.then is None else {f"attack.{name}.then": attack.then})
+    for key, stage in stages.items():
+        for observation in observations:
+            try:
+                stage.check_stated(observation)
+            except ConfigError as error:
+                raise error.under(f"{key}.{error.key}") from error
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -10,7 +10,7 @@ import torch
 
 from attacks.certificate.confirm import confirmed
 from attacks.certificate.jacobian import jacobian_bound
-from attacks.result import Certificate, Frame, PsnrBound, Reconstruction, finished, uncertified
+from attacks.result import Certificate, Frame, PsnrBound, Reconstruction, check_result, finished, uncertified
 from attacks.session import Session
 from fedsim.effects import SharesSigns
 from fedsim.errors import NotApplicable
@@ -139,7 +139,11 @@ class Attack(ABC):
         Args:
             rng: as `run` left it.
             part: of the session, for `then`: another one for each of several victims that share a session.
+
+        Raises:
+            TypeError, ValueError: what `run` gave is no result of this observation.
         """
+        check_result(f"{type(self).__name__}.run", result, observation)
         if self.then is None or result.certificate.status == "certified":
             return self.confirm(observation, result)
         self.then.session, self.then.certify = self.session.part(part), self.certify
@@ -161,6 +165,13 @@ class Attack(ABC):
 
         Args:
             image_shape: [channels, height, width] of the model's input.
+
+        Raises:
+            ConfigError: naming a setting within the attack's.
+        """
+
+    def check_stated(self, observation: Observation) -> None:  # noqa: B027 - most are told nothing of the images
+        """Refuse what settings state of the client's images, where it cannot be true of this update's.
 
         Raises:
             ConfigError: naming a setting within the attack's.
@@ -201,8 +212,6 @@ class Attack(ABC):
             result = self.run_history(observation, rng, device)
         else:
             result = self.run(observation, rng, device)
-        if not isinstance(result, Reconstruction):
-            raise TypeError(f"{type(self).__name__}.run gave a {type(result).__name__}: a Reconstruction is wanted")
         result = self.finish(rounds[0], result, rng, device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

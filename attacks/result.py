@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from fedsim.observation import Observation
 from fedsim.result import Certificate as Certificate
 from fedsim.result import Frame as Frame
 
@@ -22,6 +23,7 @@ class Reconstruction:
         solves_equations: an image of several satisfies the attack's own equations by itself, whatever the others are,
             or the client's computation on it gives what was shared; or the attack claimed it for one image.
         note: what the user should know of the result, in a sentence; it becomes `AttackResult.reason`.
+        labels_given: `labels` were known beforehand: they are no finding, and no `AttackResult` has them.
     """
 
     images: Tensor | None = None
@@ -32,6 +34,7 @@ class Reconstruction:
     frames: tuple[Frame, ...] = ()
     solves_equations: bool = False
     note: str = ""
+    labels_given: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,45 @@ def _off_scale(images: Tensor | None) -> str:
     )
 
 
+def check_result(giver: str, result: object, observation: Observation) -> None:
+    """Refuse what cannot be of this update: attacks are anybody's, and what follows takes results at their word.
+
+    Args:
+        giver: what gave it, as the error names it.
+
+    Raises:
+        TypeError, ValueError: saying what is wanted.
+    """
+    if not isinstance(result, Reconstruction):
+        raise TypeError(f"{giver} gave a {type(result).__name__}: a Reconstruction is wanted")
+    count, images, labels = observation.num_images, result.images, result.labels
+    if images is not None:
+        wanted = f"[B,C,H,W] in [0, 1] with {observation.image_shape} for [C,H,W], and B up to {count}, is wanted"
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            raise TypeError(f"{giver} gave images of type {_kind(images)}: a tensor of floating point {wanted}")
+        if images.ndim != 4 or tuple(images.shape[1:]) != tuple(observation.image_shape) or len(images) > count:
+            raise ValueError(f"{giver} gave images of shape {tuple(images.shape)}: {wanted}")
+    if labels is not None:
+        wanted = f"a tensor [B] of whole numbers, classes 0 … {observation.num_classes - 1}, is wanted"
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+            raise TypeError(f"{giver} gave labels of type {_kind(labels)}: {wanted}")
+        if labels.ndim != 1:
+            raise ValueError(f"{giver} gave labels of shape {tuple(labels.shape)}: {wanted}")
+        if strange := [label for label in labels.tolist() if not 0 <= label < observation.num_classes]:
+            raise ValueError(f"{giver} gave the label {strange[0]}: {wanted}")
+
+
+def _kind(given: object) -> str:
+    return str(given.dtype) if isinstance(given, Tensor) else type(given).__name__
+
+
 def finished(result: Reconstruction, seconds: float) -> Reconstruction:
     """The result as it leaves the worker: on the CPU, without a graph, with its seconds.
 
     Raises:
-        ValueError: the pictures are no batch of pictures, or none of them has finite values alone; a frame has other
-            pictures than the result.
+        ValueError: none of the pictures has finite values alone; a frame has other pictures than the result.
     """
     images = result.images
-    if images is not None and images.ndim != 4:
-        raise ValueError(f"pictures of shape {tuple(images.shape)}: [B,C,H,W] is wanted, for one picture too")
     if images is not None and len(images) and not images.isfinite().flatten(1).all(dim=1).any():
         raise ValueError("each of its pictures holds NaN or infinity")
     for frame in result.frames:

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,9 @@ CERTIFY, THEN = "certify", "then"
 
 Make = Callable[[Sequence[Observation]], Attack]
 """Builds an attack for the observations that it is to serve."""
+
+GIVEN = "its labels were given, and not read off the update"
+"""What is said of a result for which labels were stated beforehand."""
 
 WROTE = "the attack wrote into the observation, which other attacks read too"
 
@@ -180,13 +184,20 @@ def _one(observation: Observation | History, name: str, make: Make, seed: int, d
             raise RuntimeError(WROTE)
     except NotApplicable as refusal:
         return ended(observation, name, attack, "refused", str(refusal), time.perf_counter() - start)
-    except Exception as error:  # noqa: BLE001 - attacks are plug-ins: their faults belong into the report
+    except (Exception, SystemExit) as error:  # attacks are plug-ins: their faults belong into the report
+        if _stopped(error):
+            raise
         return _failed(observation, name, attack, error, time.perf_counter() - start)
     return result
 
 
+def _stopped(error: BaseException) -> bool:
+    """Whether the process is being ended, and not by the attack: Ray exits with the signal's number."""
+    return isinstance(error, SystemExit) and error.code == signal.SIGTERM
+
+
 def _failed(
-    observation: Observation | History, name: str, attack: Attack | None, error: Exception, seconds: float
+    observation: Observation | History, name: str, attack: Attack | None, error: Exception | SystemExit, seconds: float
 ) -> AttackResult:
     """The result of a fault that is being handled."""
     fault = traceback.format_exc()
@@ -220,11 +231,11 @@ def _done(observation: Observation | History, name: str, attack: Attack, rebuilt
         rebuilt = drawn_to_mean(observation, rebuilt)
         rebuilt = replace(rebuilt, seconds=rebuilt.seconds + time.perf_counter() - start)
     return replace(
-        ended(observation, name, attack, "done", rebuilt.note, rebuilt.seconds),
+        _also(ended(observation, name, attack, "done", rebuilt.note, rebuilt.seconds), GIVEN * rebuilt.labels_given),
         certificate=rebuilt.certificate,
         images=rebuilt.images,
         own_images=_own(observation, attack, rebuilt),
-        labels=rebuilt.labels,
+        labels=None if rebuilt.labels_given else rebuilt.labels,
         trace=rebuilt.trace,
         frames=rebuilt.frames,
     )
@@ -303,7 +314,9 @@ def _many(
     if len(observations) > 1:
         try:
             results = _together(observations, name, make, seed, device)
-        except Exception:  # noqa: BLE001 - attacks are plug-ins; the fault comes again below if it is one victim's
+        except (Exception, SystemExit) as error:  # attacks are plug-ins; a fault of one comes again below
+            if _stopped(error):
+                raise
             logger.warning(
                 "attack %s on %d updates at once failed, now one by one:\n%s",
                 name,

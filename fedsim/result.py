@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from torch import Tensor
 
 from fedsim.metrics.records import ImageScore, LabelScore, Scores
+from fedsim.report.thresholds import vouched
 from fedsim.storage.values import items, number, numbers, whole
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class AttackResult:
         images: [B,C,H,W] in [0, 1], as the model saw them, or None.
         own_images: the same as the client held them, as well as public images tell, where defenses change what the
             model sees; None: as `images`.
-        labels: [B], a multiset where the order cannot be known, or None.
+        labels: [B], a multiset where the order cannot be known, or None: none were found, or they were given.
         scores: how close it came; None until `fedsim.score` has compared it with the originals.
         attempts: how often a worker began it.
         trace: what the attack measured on its way, one row a step.
@@ -206,9 +207,20 @@ class AttackResult:
             words = f"certified (at least {promised:.0f} dB)" if self.certified and promised else None
             why = f" ({self.certificate.reason})" if self.certificate.reason and not self.certified else ""
             parts.append(words or f"{self.certificate.status}{why}")
+        if self._contradicted():
+            parts.append("the score contradicts the certificate: are these its originals?")
         if self.reason:
             parts.append(self.reason)
         return f"{self.attack}: {', '.join(parts)}, {self.seconds:.2g} s"
+
+    def _contradicted(self) -> bool:
+        """Whether what it was compared with cannot be what a certificate promises."""
+        if not self.certified or self.scores is None:
+            return False
+        if self.images is None:
+            return self.scores.labels is not None and not self.scores.labels.exact
+        least = vouched(self.certificate.values.get("promised_psnr"))
+        return any(value < least for value in self.psnr if value is not None)
 
     def _rebuilt(self) -> str:
         if self.images is not None:

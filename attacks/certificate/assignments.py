@@ -21,9 +21,12 @@ MAX_LABELS = 100
 
 
 def assignments(observation: Observation, result: Reconstruction) -> Iterator[Int[Tensor, " batch"]]:
-    """Assignments to try, the likeliest first: one label of one image, or the certified ones of several."""
+    """Assignments to try, the likeliest first: given ones, one label of one image, or the certified ones of several."""
     assert result.images is not None
     count = len(result.images)
+    if result.labels_given and result.labels is not None and len(result.labels) == count:
+        yield result.labels.cpu()
+        return
     if count == 1:
         yield from _of_one(observation, result.labels)
         return

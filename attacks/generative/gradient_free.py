@@ -109,6 +109,8 @@ class GGL(GradientMatching):
     Its derivative-free search leaves no room for soft labels and for surrogates, whose α it would have to learn.
     """
 
+    joint = False
+
     @grouped
     def __init__(
         self,
@@ -119,7 +121,7 @@ class GGL(GradientMatching):
     ) -> None:
         super().__init__(problem, search or Evolution(), budget, latent)
         labels, updates, scale = self.problem.labels, self.problem.local_updates, latent.latent_scale
-        require("labels", labels, labels != "joint", "a rule: soft labels would need a derivative")
+        require("labels", labels, labels != "joint", "a rule, or classes: soft labels would need a derivative")
         require("local_updates", updates, updates != "surrogate", "auto, gradient or unroll")
         require("latent_scale", scale, scale == 1.0, "left out: sigma is the standard deviation that it starts with")
 

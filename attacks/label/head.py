@@ -11,6 +11,13 @@ from fedsim.observation import Observation
 NO_HEAD = "the model has no linear head, or gives other scores than its head's"
 
 
+class NoHead(NotApplicable):
+    """No labels can be read off a head's gradient: there is no such head."""
+
+    def __init__(self) -> None:
+        super().__init__(f"{NO_HEAD}: labelled images of the server's own would tell (with_public_images)")
+
+
 def shared(observation: Observation, part: str) -> Float[Tensor, "..."]:
     """The gradient of the head's `weight` or `bias`, on the CPU.
 
@@ -19,7 +26,7 @@ def shared(observation: Observation, part: str) -> Float[Tensor, "..."]:
     """
     roles = observation.roles
     if not roles.head_weights:
-        raise NotApplicable(NO_HEAD)
+        raise NoHead
     names = roles.head_weights if part == "weight" else roles.head_biases
     if not names:
         raise NotApplicable(f"the head has no {part}")
@@ -39,7 +46,7 @@ def single_head(observation: Observation) -> tuple[Float[Tensor, "classes featur
     """
     roles = observation.roles
     if not roles.head_weights:
-        raise NotApplicable(NO_HEAD)
+        raise NoHead
     if len(roles.head_weights) > 1:
         heads = len(roles.head_weights)
         raise NotApplicable(f"the model averages the logits of {heads} heads, each with features of its own")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.optimization.matching.objectives import Cosine, Objective
@@ -12,6 +13,7 @@ from attacks.optimization.parametrisation import Parametrisation, Pixels
 from attacks.optimization.problem import (
     Problem,
     blind,
+    check_labels,
     known_labels,
     local_updates,
     make_problem,
@@ -43,6 +45,8 @@ class GradientMatching(Attack):
     """
 
     needs = Needs(auxiliary=True)
+    joint = True
+    """Whether labels can be searched for with the images."""
     _together = 2
     """Candidates that were computed together when it was last tried, while there is hope for fewer."""
 
@@ -78,6 +82,10 @@ class GradientMatching(Attack):
 
     def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
         self.parametrisation.check_image_shape(image_shape)
+
+    def check_stated(self, observation: Observation) -> None:
+        if not isinstance(self.problem.labels, str):
+            check_labels(self.problem.labels, observation)
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where a label rule, a prior or the update's kind does not allow it."""
@@ -115,10 +123,14 @@ class GradientMatching(Attack):
                     outcomes[ready[index]] = self._reconstruction(problems[index], result)
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def _problem(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Problem:
+    def _problem(
+        self, observation: Observation, rng: torch.Generator, device: torch.device, labels: Tensor | None = None
+    ) -> Problem:
+        """`labels`: known already."""
         self.check(observation)
         self.objective.prepare(observation)
-        labels = known_labels(self.problem.labels, observation, rng)
+        if labels is None:
+            labels = known_labels(self.problem.labels, observation, rng, self.joint)
         labels = None if labels is None else labels.to(device)
         shared = shared_update(observation, local_updates(self.problem.local_updates, observation), device)
         target = of_images(observation, shared)
@@ -150,6 +162,7 @@ class GradientMatching(Attack):
             certificate=Certificate("none", reason, found.values),
             trace=tuple(found.trace),
             frames=tuple(found.frames),
+            labels_given=not isinstance(self.problem.labels, str),
         )
 
     def _local(self, problems: Sequence[Problem]) -> str:

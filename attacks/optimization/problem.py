@@ -1,7 +1,7 @@
 """One victim's problem: what was shared, what is known of the labels, where to search."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import getLogger
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.label import RecoverLabels
+from attacks.label.head import NO_HEAD, NoHead
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
     ClippedGradient,
@@ -24,7 +25,7 @@ from attacks.optimization.parametrisation import Parametrisation, Space
 from attacks.optimization.priors.base import Prior, PriorTerm
 from attacks.victim import Victim
 from fedsim.effects import Clips
-from fedsim.errors import NotApplicable
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -152,15 +153,38 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
     return ClippedGradient(victim, limit) if sized and limit is not None else GradientMap(victim)
 
 
-def known_labels(choice: str, observation: Observation, rng: torch.Generator) -> Tensor | None:
-    """[B] classes by a label rule; None for `joint`.
+def check_labels(labels: Sequence[int], observation: Observation) -> None:
+    """Raises ConfigError: classes that this update cannot have, or another number of them."""
+    if len(labels) != (count := observation.num_images):
+        raise ConfigError("labels", list(labels), f"one class for each image of the update, which has {count}")
+    if max(labels) >= (classes := observation.num_classes):
+        raise ConfigError("labels", list(labels), f"classes of the model, 0 … {classes - 1}")
+
+
+def known_labels(
+    choice: str | Sequence[int], observation: Observation, rng: torch.Generator, joint: bool = True
+) -> Tensor | None:
+    """[B] classes, by a label rule or as they are given; None for `joint`.
+
+    Args:
+        joint: that would do too, which is said where no rule can.
 
     Raises:
-        NotApplicable: the rule does not apply.
+        NotApplicable: the rule does not apply, or the update has other images than classes are given for.
     """
+    if not isinstance(choice, str):
+        try:
+            check_labels(choice, observation)
+        except ConfigError as error:
+            raise NotApplicable(str(error)) from error
+        return torch.tensor(choice)
     if choice == "joint":
         return None
-    labels = RecoverLabels(choice).run(observation, rng, torch.device("cpu")).labels
+    try:
+        labels = RecoverLabels(choice).run(observation, rng, torch.device("cpu")).labels
+    except NoHead as refusal:
+        ways = ["labels=[…] states them", *(["labels=joint searches for them too"] if joint else [])]
+        raise NotApplicable(f"{NO_HEAD}: {', '.join(ways)}, with_public_images may tell them") from refusal
     count = observation.num_images
     assert labels is not None
     if len(labels) != count:

@@ -1,13 +1,15 @@
 """What every search by gradient matching is told, whatever it searches and however: what is matched, how it is run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from attacks.label.recover import RULES
 from attacks.optimization.matching.objectives import Objective
 from attacks.optimization.priors.base import Prior
 from attacks.optimization.problem import LOCAL_UPDATES
-from fedsim.errors import one_of, require
+from fedsim.errors import ConfigError, one_of, require
 from fedsim.settings.grouped import SettingsGroup
 
 TARGETS = ("observed", "random")
@@ -20,7 +22,8 @@ class Matching(SettingsGroup):
     Attributes:
         objective: the distance D of updates; None: the cosine's.
         priors: the terms R_i by name, each with its weight; None drops one.
-        labels: a rule of `RecoverLabels`, or `joint`: soft labels searched for together with the images.
+        labels: a rule of `RecoverLabels`; `joint`: soft labels searched for together with the images; or the classes
+            themselves, known beforehand, one for each image of the update.
         local_updates: `gradient` (a weight change is its scaled gradient), `unroll` (simulate the local steps),
             `surrogate` (the gradient between the weights sent and returned), or `auto`: gradient for one step,
             unroll for several.
@@ -31,14 +34,14 @@ class Matching(SettingsGroup):
 
     objective: Objective | None = None
     priors: Mapping[str, Prior | None] | None = None
-    labels: str = "auto"
+    labels: str | Sequence[int] = "auto"
     local_updates: str = "auto"
     target: str = "observed"
 
     def __post_init__(self) -> None:
         one_of("local_updates", self.local_updates, LOCAL_UPDATES)
         require("target", self.target, self.target in TARGETS, "observed or random")
-        require("labels", self.labels, self.labels in ("joint", *RULES), f"joint, or one of {', '.join(RULES)}")
+        object.__setattr__(self, "labels", _labels(self.labels))
         for name, prior in (self.priors or {}).items():
             good = prior is None or isinstance(prior, Prior)
             require(f"priors.{name}", prior, good, "a prior with its _target_, or null")
@@ -47,6 +50,22 @@ class Matching(SettingsGroup):
     def terms(self) -> dict[str, Prior]:
         """The priors that are not dropped."""
         return {name: prior for name, prior in (self.priors or {}).items() if prior is not None}
+
+
+def _labels(given: Any) -> str | tuple[int, ...]:
+    """A rule's name, or classes as a tuple, whatever sequence, tensor or array they came as."""
+    if isinstance(given, str) and given in ("joint", *RULES):
+        return given
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(listed, list | tuple) and listed and all(map(_is_class, listed)):
+        return tuple(map(int, listed))
+    classes = "classes in a list, whole numbers from 0, one for each image of the update"
+    rules = f"joint, one of {', '.join(RULES)}"
+    raise ConfigError("labels", given, f"{rules}, or {classes}" if isinstance(given, str) else f"{classes}, or a rule")
+
+
+def _is_class(label: object) -> bool:
+    return isinstance(label, Integral) and not isinstance(label, bool) and int(label) >= 0
 
 
 @dataclass(frozen=True)

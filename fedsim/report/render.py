@@ -30,6 +30,7 @@ from fedsim.report.run.summary import (
     leakage_by_round,
     psnr_values,
     refusals,
+    remarks,
     run_times,
     summarise_attacks,
 )
@@ -95,6 +96,7 @@ def _page(run: RecordedRun, judged: Verdict) -> str:
         bounds=shown_bounds(run),
         searches={row.attack: figure for row in rows if (figure := _search(run, row.attack)) is not None},
         refusals=refusals(run),
+        remarks=remarks(run),
         client_failures=client_failures(run),
         rows_shown=ROWS_SHOWN,
         attack_failures=attack_failures(run),

@@ -13,6 +13,12 @@ EXACT = 60.0
 """A picture counts as exact: what rounding to 256 levels alone leaves is 58.9 dB. Keeps one exact picture from
 outweighing all others in a mean."""
 
+ROUNDING = 120.0
+"""dB from which pictures differ by no more than floating-point numbers do."""
+
+EIGHT_BITS = 58.0
+"""dB that a picture reaches which is right up to rounding to 256 levels; that leaves 58.9."""
+
 FEW_OBSERVED_IMAGES = 20
 """Different images below which a reader is told what they leave open."""
 
@@ -28,3 +34,12 @@ def bar(guess_psnr: float | None) -> float:
 def is_recognisable(psnr: float | None, guess_psnr: float | None) -> bool:
     """Whether a rebuilt picture shows more than its guess does, and enough of it."""
     return psnr is not None and psnr >= bar(guess_psnr)
+
+
+def vouched(promised: float | None) -> float:
+    """The dB below which a picture proves its certificate wrong.
+
+    So many as it promises, or else what rounding to 8 bits leaves. An error that an eye sees is wrong whatever was
+    promised, one that floating-point numbers leave never is.
+    """
+    return EIGHT_BITS if promised is None else max(INDISTINGUISHABLE, min(promised, ROUNDING))

@@ -33,6 +33,8 @@ class GaussNewton(GradientMatching):
     of images. What explains the shared update up to its rounding is claimed as exact; the certificate decides.
     """
 
+    joint = False
+
     @grouped
     def __init__(
         self,
@@ -43,7 +45,7 @@ class GaussNewton(GradientMatching):
     ) -> None:
         super().__init__(problem, search or LevenbergMarquardt(), budget or Budget(save_every=5), parametrisation)
         labels, objective, updates = self.problem.labels, self.problem.objective, self.problem.local_updates
-        require("labels", labels, labels != "joint", "a rule: classes are no unknowns of the residual")
+        require("labels", labels, labels != "joint", "a rule, or classes: they are no unknowns of the residual")
         name = type(objective).__name__
         require("objective", name, objective is None, "left out: it is the residual's squared norm")
         require("local_updates", updates, updates != "surrogate", "auto, gradient or unroll")
@@ -55,9 +57,11 @@ class GaussNewton(GradientMatching):
         if observation.effect(SamplesFeatures) is not None:
             raise NotApplicable("the client's model draws numbers of its own: its image alone does not give the update")
 
-    def _problem(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Problem:
+    def _problem(
+        self, observation: Observation, rng: torch.Generator, device: torch.device, labels: Tensor | None = None
+    ) -> Problem:
         """Without weights whose gradient is of pruned features: no image gives it (Balunović et al. 2022)."""
-        problem = super()._problem(observation, rng, device)
+        problem = super()._problem(observation, rng, device, labels)
         if observation.effect(PrunesFeatures) is None:
             return problem
         pruned = find_roles(observation.build_model()).head_weights
@@ -69,13 +73,14 @@ class GaussNewton(GradientMatching):
         """Second order from the result's images on, with its labels where it has them all."""
         if result.images is None or not bool(result.images.isfinite().all()):
             return result
-        problem = self._problem(observation, rng, device)
-        labels = problem.labels
+        problem = self._problem(observation, rng, device, result.labels if result.labels_given else None)
+        labels, given = problem.labels, not isinstance(self.problem.labels, str)
         if result.labels is not None and not result.labels.is_floating_point() and len(result.labels) == problem.count:
-            labels = result.labels.to(device)
+            labels, given = result.labels.to(device), result.labels_given
         problem = replace(problem, labels=labels, start=result.images.to(device))
         (found,) = self.search.run(self._task([problem], device, self.session), [rng])
-        return replace(self._reconstruction(problem, found), trace=(*result.trace, *found.trace))
+        polished = self._reconstruction(problem, found)
+        return replace(polished, trace=(*result.trace, *found.trace), labels_given=given)
 
     def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """One residual of all rounds, each number in units of its own round's error.

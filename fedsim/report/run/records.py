@@ -6,18 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedsim.metrics.records import MEASURES, SHOWN
-from fedsim.report.thresholds import INDISTINGUISHABLE, is_recognisable
+from fedsim.report.thresholds import ROUNDING, is_recognisable, vouched
 from fedsim.result import AttackResult
 from fedsim.storage.values import items, number, text, whole
 
 PSNRS = ("psnr", "private_psnr", "guess_psnr", "seen_guess_psnr", "grey_psnr", "seen_grey_psnr")
 SCORES = tuple(prefix + name for prefix in ("", "private_") for name in (*MEASURES, *SHOWN))
-
-ROUNDING = 120.0
-"""dB from which pictures differ by no more than floating-point numbers do."""
-
-EIGHT_BITS = 58.0
-"""dB that a picture reaches which is right up to rounding to 256 levels; that leaves 58.9."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +155,9 @@ class AttackRecord:
     def vouches_wrongly(self, image: ImageRecord) -> bool:
         """Whether the certificate is known to be wrong about this picture of its own.
 
-        It promises what the model saw to so many dB as it names, or else up to rounding to 8 bits. An error that an eye
-        sees is wrong whatever was promised, one that floating-point numbers leave never is.
+        It promises what the model saw.
         """
-        least = EIGHT_BITS if self.promised is None else max(INDISTINGUISHABLE, min(self.promised, ROUNDING))
-        return self.certified and image.psnr is not None and image.psnr < least
+        return self.certified and image.psnr is not None and image.psnr < vouched(self.promised)
 
     @property
     def wrongly_certified(self) -> bool:

@@ -163,6 +163,11 @@ def attack_failures(run: RecordedRun) -> list[Group]:
     return _grouped(record for record in run.attacks if record.status not in ("done", "refused"))
 
 
+def remarks(run: RecordedRun) -> list[Group]:
+    """What else attacks that came to an end say of their results."""
+    return _grouped(record for record in run.attacks if record.status == "done" and record.reason)
+
+
 def uncertified(run: RecordedRun) -> list[Group]:
     """Images that an attack returned and did not vouch for, by the reason that its certificate gives."""
     return _grouped(
