@@ -6,13 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.effects import Effect, Part, Unpublished
-from fedsim.errors import ConfigError, NotApplicable
+from fedsim.errors import ConfigError, NotApplicable, nearest
 from fedsim.models import (
     Architecture,
     OwnArchitecture,
@@ -21,11 +22,14 @@ from fedsim.models import (
     own_architecture,
 )
 from fedsim.models.finetune import Finetune
-from fedsim.models.roles import STATED
+from fedsim.models.roles import OF_PARAMETERS, STATED
 from fedsim.public_images import PublicImages
 from fedsim.update import LocalProtocol, State, Update
 
 Kind = TypeVar("Kind", bound=Effect)
+
+Given = Tensor | np.ndarray
+"""What somebody else's gradients come as."""
 
 Replayer = Callable[["Observation", Tensor, Tensor], Update | None]
 """A client's computation once more: see `Observation.replay`."""
@@ -72,10 +76,10 @@ class Observation:
     def of(
         cls,
         model: nn.Module,
-        gradients: Mapping[str, Tensor] | Sequence[Tensor | None] | None = None,
+        gradients: Mapping[str, Given] | Sequence[Given | None] | None = None,
         *,
-        delta: Mapping[str, Tensor] | None = None,
-        weights: Mapping[str, Tensor] | None = None,
+        delta: Mapping[str, Given] | None = None,
+        weights: Mapping[str, Given] | None = None,
         batch_size: int = 1,
         protocol: LocalProtocol | None = None,
         num_examples: int | None = None,
@@ -96,7 +100,7 @@ class Observation:
         Args:
             model: as the client got it: in the state before its training. It stays as it is.
             gradients: of the mean loss, by parameter name, or in the order of `model.named_parameters()` with None
-                where a parameter has none. What is missing counts as withheld.
+                where a parameter has none. What is missing counts as withheld. Of floating point; NumPy's will do.
             delta, weights: in place of it the change of the weights, or the weights afterwards, by name, buffers too.
             batch_size: images in the gradient.
             protocol: how the client trained, with the learning rate of each step; needed for `delta` and `weights`.
@@ -288,7 +292,7 @@ class Observation:
 
         Raises:
             NotApplicable: the model has no such part, or its gradient was withheld or is not finite.
-            ValueError: the role has several.
+            ValueError: the role has several, or there is no role of this name.
         """
         gradients = self.gradients_of(role)
         if len(gradients) > 1:
@@ -300,7 +304,11 @@ class Observation:
 
         Raises:
             NotApplicable: the model has no such part, or one of the gradients was withheld or is not finite.
+            ValueError: there is no role of this name.
         """
+        if role not in OF_PARAMETERS:
+            roles = f"Roles are {', '.join(OF_PARAMETERS)}; gradient_named takes a parameter's name."
+            raise ValueError(f"there is no role {role!r}.{nearest(str(role), OF_PARAMETERS)} {roles}")
         named = getattr(self.roles, role)
         names: tuple[str, ...] = (named,) if isinstance(named, str) else named or ()
         if not names:

@@ -4,13 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError, nearest
 from fedsim.models import Architecture, ViTRoles, find_roles, normalisation, own_architecture
 from fedsim.models.head_output import heads_give_scores
-from fedsim.observation import Observation, Replayer
+from fedsim.observation import Given, Observation, Replayer
 from fedsim.public_images import PublicImages
 from fedsim.update import Kind, LocalProtocol, Shared, State, Update
 
@@ -82,7 +84,7 @@ class ObservationFactory:
 
 def observation_of(
     model: nn.Module,
-    given: Mapping[str, Mapping[str, Tensor] | Sequence[Tensor | None] | None],
+    given: Mapping[str, Mapping[str, Given] | Sequence[Given | None] | None],
     protocol: LocalProtocol,
     stated: bool,
     num_examples: int | None,
@@ -119,8 +121,8 @@ def observation_of(
 
 
 def _by_name(
-    key: str, value: Mapping[str, Tensor] | Sequence[Tensor | None] | None, names: Sequence[str]
-) -> dict[str, Tensor]:
+    key: str, value: Mapping[str, Given] | Sequence[Given | None] | None, names: Sequence[str]
+) -> dict[str, Given]:
     if isinstance(value, Mapping):
         return dict(value)
     listed = list(value or ())
@@ -131,11 +133,22 @@ def _by_name(
     return {name: tensor for name, tensor in zip(names, listed, strict=True) if tensor is not None}
 
 
+def _as_tensor(key: str, name: str, given: Any) -> Any:
+    """What NumPy holds as a tensor; the rest as it is."""
+    if not isinstance(given, np.ndarray):
+        return given
+    try:
+        return torch.tensor(given)
+    except TypeError as error:
+        raise ConfigError(key, name, f"an array of numbers, not of {given.dtype}") from error
+
+
 def _of_this_model(
-    key: str, tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], state: State
+    key: str, tensors: Mapping[str, Given], parameters: Mapping[str, Tensor], state: State
 ) -> tuple[State, State]:
     """Parameters and buffers of what was shared, on the CPU."""
-    for name, tensor in tensors.items():
+    found: State = {name: _as_tensor(key, name, tensor) for name, tensor in tensors.items()}
+    for name, tensor in found.items():
         if name not in state:
             hint = nearest(str(name), state) or f" Its names are {', '.join(list(state)[:3])} …"
             raise ConfigError(key, name, fault=f"the model has no parameter or buffer of the name {name!r}.{hint}")
@@ -146,7 +159,10 @@ def _of_this_model(
                 f"{tuple(state[name].shape)} as the model has it, not {tuple(tensor.shape)}: is it another model's?"
             )
             raise ConfigError(key, name, expected)
-    kept = {name: tensor.detach().cpu().to_dense().clone() for name, tensor in tensors.items()}
+        if name in parameters and not tensor.is_floating_point():
+            expected = f"floating point, not {tensor.dtype}: codes of a quantised export become that by their scale"
+            raise ConfigError(key, name, f"{expected}, (codes - zero_point) * scale")
+    kept = {name: tensor.detach().cpu().to_dense().clone() for name, tensor in found.items()}
     shared = {name: tensor for name, tensor in kept.items() if name in parameters}
     if not shared:
         raise ConfigError(key, "nothing", "at least one parameter's tensor: the update shares none")

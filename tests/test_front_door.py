@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -272,12 +273,33 @@ def test_the_front_door_names_nothing_that_it_imports_itself_and_nothing_twice()
         ({"gradients": {"foo": torch.zeros(3)}}, "no parameter or buffer of the name 'foo'. Its names are cls_token"),
         ({"gradients": {"head.weight": torch.zeros(5, 192)}}, "is it another model's"),
         ({"gradients": {}}, "gradients=nothing"),
+        (
+            {"gradients": {"head.weight": torch.zeros(10, 192, dtype=torch.int8)}},
+            r"gradients=head.weight: must be floating point, not torch.int8: .*\(codes - zero_point\) \* scale",
+        ),
+        ({"gradients": {"head.bias": np.array(["a"] * 10)}}, "gradients=head.bias: must be an array of numbers"),
         ({"delta": {"head.weight": torch.zeros(10, 192)}}, "protocol=None: must be the local training"),
     ],
 )
 def test_gradients_of_nothing_or_of_another_model_are_refused(vit, given, words):
     with pytest.raises(fedsim.ConfigError, match=words):
         fedsim.Observation.of(vit, **given)
+
+
+def test_arrays_are_gradients_too(vit):
+    seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
+    arrays = {name: tensor.numpy() for name, tensor in seen.update.tensors.items()}
+    given = fedsim.Observation.of(vit, arrays)
+    assert given.update.tensors.keys() == arrays.keys()
+    assert all(torch.equal(tensor, given.update.tensors[name]) for name, tensor in seen.update.tensors.items())
+
+
+def test_an_unknown_role_names_those_there_are(vit):
+    seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
+    with pytest.raises(ValueError, match=r"no role 'pos_embd'. Did you mean 'pos_embed'\? Roles are patch_weight, "):
+        seen.gradient_of("pos_embd")
+    with pytest.raises(ValueError, match=r"no role 'grid'\. Roles are patch_weight, .*gradient_named takes"):
+        seen.gradients_of("grid")
 
 
 def test_an_unknown_attack_and_an_unknown_setting_are_refused(vit):
@@ -298,6 +320,35 @@ def test_a_fault_in_an_attack_is_a_result(vit):
     result = fedsim.attack(Broken(), fedsim.observe(vit, IMAGES[:1], LABELS[:1]))
     assert (result.status, result.reason) == ("failed", "ZeroDivisionError: mine")
     assert "raise ZeroDivisionError" in result.fault
+
+
+def test_an_attack_that_exits_has_failed(vit):
+    class Exits(fedsim.Attack):
+        def run(self, observation, rng, device):
+            raise SystemExit(3)
+
+    one = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
+    for result in fedsim.attack(Exits(), [one, one]):
+        assert (result.status, result.reason) == ("failed", "SystemExit: 3")
+
+
+def test_a_process_that_is_ended_is_no_fault_of_the_attacks(vit):
+    class Ended(fedsim.Attack):
+        def run(self, observation, rng, device):
+            raise SystemExit(15)  # by Ray, on SIGTERM
+
+    with pytest.raises(SystemExit):
+        fedsim.attack(Ended(), fedsim.observe(vit, IMAGES[:1], LABELS[:1]))
+
+
+def test_a_score_that_cannot_be_is_said_to_contradict_the_certificate(vit):
+    seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
+    for name in ("patch_gradient", "labels"):
+        result = fedsim.attack(name, seen)
+        assert result.certified
+        assert "contradicts" not in str(fedsim.score(result, IMAGES[:1], LABELS[:1]))
+        wrong = fedsim.score(result, 1 - IMAGES[:1], LABELS[1:])
+        assert "the score contradicts the certificate: are these its originals?" in str(wrong)
 
 
 def test_a_defense_of_ones_own_is_an_object(vit):

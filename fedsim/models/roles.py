@@ -12,6 +12,12 @@ from fedsim.models.zoo.april import reads_embedding_directly
 STATED = ("patch_weight", "pos_embed", "class_token")
 """Roles that the owner of a module may state, as `pretrained_cfg["roles"]` keeps them: the rest follows from these."""
 
+OF_PARAMETERS = (
+    *("patch_weight", "patch_bias", "pos_embed", "class_token", "prefix_names"),
+    *("qkv_weight", "qkv_bias", "qkv_weights", "head_weights", "head_biases"),
+)
+"""Roles that name parameters."""
+
 LOOKED_FOR = (
     "a Conv2d at `patch_embed.proj`, as timm's ViTs; where its parts have other names state them: "
     "roles={'patch_weight': NAME, 'pos_embed': NAME, 'class_token': NAME}"
