@@ -157,7 +157,7 @@ def _tell_failures(results: list[AuditedAttack], log: Path) -> None:
             continue
         if not one.uncomputed:
             logger.error("%s failed on update %d: %s", one.result.attack, update, reason)
-            console.print(f"{one.result.attack} failed on update {update}: {reason}", markup=False)
+            console.print(f"{one.result.attack} failed on update {update}: {_because(one.result, log)}", markup=False)
         elif update not in announced:
             announced.add(update)
             logger.error("update %d:\n%s", update, one.result.fault)

@@ -1,11 +1,14 @@
 """What an attack gives is checked before anybody scores it."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from attacks.base import Attack, Needs, NotApplicable, Reconstruction
+from attacks.running import run_built
 from fedsim.models import ModelSpec
 
 CPU = torch.device("cpu")
@@ -36,13 +39,39 @@ def test_a_tensor_is_no_reconstruction(observation):
         call(Gives(torch.zeros(1, 3, 8, 8)), observation)
 
 
-def test_one_picture_is_a_batch_too(observation):
-    with pytest.raises(ValueError, match=r"pictures of shape \(3, 8, 8\): \[B,C,H,W\] is wanted"):
-        call(Gives(Reconstruction(images=torch.zeros(3, 8, 8))), observation)
+IMAGES = r": \[B,C,H,W\] in \[0, 1\] with \(3, 8, 8\) for \[C,H,W\], and B up to 1, is wanted"
+FLOATING = rf": a tensor of floating point {IMAGES[2:]}"
+LABELS = r": a tensor \[B\] of whole numbers, classes 0 … 9, is wanted"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"images": torch.zeros(3, 8, 8)}, ValueError, r"images of shape \(3, 8, 8\)" + IMAGES),
+        ({"images": torch.zeros(1, 3, 7, 8)}, ValueError, r"images of shape \(1, 3, 7, 8\)" + IMAGES),
+        ({"images": torch.zeros(2, 3, 8, 8)}, ValueError, r"images of shape \(2, 3, 8, 8\)" + IMAGES),
+        ({"images": np.zeros((1, 3, 8, 8))}, TypeError, "images of type ndarray" + FLOATING),
+        ({"images": torch.zeros(1, 3, 8, 8).byte()}, TypeError, r"images of type torch\.uint8" + FLOATING),
+        ({"labels": [3]}, TypeError, "labels of type list" + LABELS),
+        ({"labels": torch.tensor([3.0])}, TypeError, r"labels of type torch\.float32" + LABELS),
+        ({"labels": torch.tensor([[3]])}, ValueError, r"labels of shape \(1, 1\)" + LABELS),
+        ({"labels": torch.tensor([103])}, ValueError, "the label 103" + LABELS),
+        ({"labels": torch.tensor([-1])}, ValueError, "the label -1" + LABELS),
+    ],
+)
+def test_what_cannot_be_of_the_update_is_one_line_that_says_what_is_wanted(observation, given, error, words):
+    attack = Gives(Reconstruction(**given))
+    with pytest.raises(error, match=rf"^Gives\.run gave {words}$"):
+        call(attack, observation)
+    attack.run_many = lambda observations, rngs, device: [attack.result for _ in observations]
+    for result in run_built([observation, observation], "gives", attack, 0, CPU):
+        assert re.fullmatch(rf"{error.__name__}: Gives\.run gave {words}", result.reason)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nothing_but_nan_is_a_failure(observation, value):
+    observation = replace(observation, protocol=replace(observation.protocol, batch_size=2))
+    observation = replace(observation, update=replace(observation.update, num_examples=2))
     pictures = torch.zeros(2, 3, 8, 8)
     pictures[:, 0, 0, 0] = value
     with pytest.raises(ValueError, match="each of its pictures holds NaN or infinity"):

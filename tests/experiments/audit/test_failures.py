@@ -86,6 +86,17 @@ def test_what_a_defense_raises_is_said_of_the_update_and_of_its_line(command, tm
     assert reasons == {"the update could not be computed: RuntimeError: <b>out of pictures</b>"}
 
 
+def test_where_the_traceback_of_an_attack_is_stands_beside_its_failure(command, tmp_path):
+    settings = [f"run_dir={tmp_path / 'run'}", *SMALL, "audit.num_images=1", "attack=[labels]"]
+    fault = "+attack.mine={_target_:tests.server.faulty_attacks.Faulty,fault:raise}"
+    code, out, _ = command("fedsim-audit", *settings, fault)
+    assert code == 0
+    (line,) = (line for line in out.splitlines() if "failed on update" in line)
+    log = tmp_path / "run" / "fedsim.log"
+    assert line == f"mine failed on update 0: ZeroDivisionError: by zero (traceback: {log})"
+    assert 'raise ZeroDivisionError("by zero")' in log.read_text()
+
+
 def test_a_truncated_picture_is_no_attacks_failure(command, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
