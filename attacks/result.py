@@ -75,6 +75,8 @@ def _off_scale(images: Tensor | None) -> str:
 def check_result(giver: str, result: object, observation: Observation) -> None:
     """Refuse what cannot be of this update: attacks are anybody's, and what follows takes results at their word.
 
+    More images than are in the update may be samples; scores leave out the superfluous ones.
+
     Args:
         giver: what gave it, as the error names it.
 
@@ -83,12 +85,12 @@ def check_result(giver: str, result: object, observation: Observation) -> None:
     """
     if not isinstance(result, Reconstruction):
         raise TypeError(f"{giver} gave a {type(result).__name__}: a Reconstruction is wanted")
-    count, images, labels = observation.num_images, result.images, result.labels
+    images, labels = result.images, result.labels
     if images is not None:
-        wanted = f"[B,C,H,W] in [0, 1] with {observation.image_shape} for [C,H,W], and B up to {count}, is wanted"
+        wanted = f"[B,C,H,W] in [0, 1] with {observation.image_shape} for [C,H,W] is wanted"
         if not isinstance(images, Tensor) or not images.is_floating_point():
             raise TypeError(f"{giver} gave images of type {_kind(images)}: a tensor of floating point {wanted}")
-        if images.ndim != 4 or tuple(images.shape[1:]) != tuple(observation.image_shape) or len(images) > count:
+        if images.ndim != 4 or tuple(images.shape[1:]) != tuple(observation.image_shape):
             raise ValueError(f"{giver} gave images of shape {tuple(images.shape)}: {wanted}")
     if labels is not None:
         wanted = f"a tensor [B] of whole numbers, classes 0 … {observation.num_classes - 1}, is wanted"

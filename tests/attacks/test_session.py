@@ -137,7 +137,7 @@ class Guess(Attack):
     def run(self, observation, rng, device):
         if observation.client:
             raise NotApplicable("not this one")
-        return Reconstruction(images=torch.rand(1, 3, 2, 2, generator=rng, requires_grad=True))
+        return Reconstruction(images=torch.rand(1, *observation.image_shape, generator=rng, requires_grad=True))
 
 
 def test_several_victims_one_by_one(tools, rng):
