@@ -1,10 +1,10 @@
 """The same private pictures in several runs, each as the best attack of the run left it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
-from fedsim.report.compare.settings import defense_name
+from fedsim.report.compare.settings import defense_name, defense_settings, flatten
 from fedsim.report.draw.pictures import EmbeddedImage, embed_image
 from fedsim.report.run.baseline import guessing, needs_no_gradient, reading
 from fedsim.report.run.read import RecordedRun
@@ -40,27 +40,59 @@ class SamePicture:
 
 
 def same_pictures(runs: Mapping[str, RecordedRun]) -> list[SamePicture]:
-    """Pictures that at least two runs observed, those that most runs did first.
+    """Pictures that at least two runs observed and one rebuilt; first those whose original is known, and of them those
+    that most runs rebuilt.
 
     Args:
         runs: by the name that the page gives them; the first `RUNS_SHOWN` that observed any are shown.
     """
-    observed = ((name, found) for name, run in runs.items() if (found := _best(run)))
+    swept = _swept(list(runs.values()))
+    observed = ((name, found) for name, run in runs.items() if (found := _best(run, swept)))
     best = dict(islice(observed, RUNS_SHOWN))
-    seen: dict[str, int] = {}
+    made: dict[str, list[ImageRecord]] = {}
     for images in best.values():
-        for image in images:
-            seen[image] = seen.get(image, 0) + 1
-    shared = sorted((image for image, number in seen.items() if number > 1), key=lambda image: -seen[image])
-    return [_row(image, best, runs) for image in shared[:PICTURES_SHOWN]]
+        for name, (_, image) in images.items():
+            made.setdefault(name, []).append(image)
+
+    def worth(name: str) -> tuple[bool, int, int]:
+        images = made[name]
+        return any(map(_has_original, images)), sum(map(_has_rebuilt, images)), len(images)
+
+    shared = [name for name, images in made.items() if len(images) > 1 and any(map(_has_rebuilt, images))]
+    return [_row(name, best, runs) for name in sorted(shared, key=worth, reverse=True)[:PICTURES_SHOWN]]
 
 
-def _best(run: RecordedRun) -> dict[str, tuple[AttackRecord, ImageRecord]]:
+def _has_rebuilt(image: ImageRecord) -> bool:
+    return image.reconstruction is not None
+
+
+def _has_original(image: ImageRecord) -> bool:
+    """What a defense changed before the model saw it is not the client's own picture."""
+    return image.original is not None and not image.changed
+
+
+def _swept(runs: Sequence[RecordedRun]) -> frozenset[str]:
+    """Names of the attacks to show: those that rebuilt something and whose settings differ, where no defense's do."""
+    if len({defense_settings(run) for run in runs}) > 1:
+        return frozenset()
+    found: dict[str, set[tuple[tuple[str, str], ...]]] = {}
+    for run in runs:
+        for name in {one.attack for one in run.attacks if any(map(_has_rebuilt, one.images))}:
+            found.setdefault(name, set()).add(tuple(sorted(flatten(run.settings_of(name)).items())))
+    return frozenset(name for name, settings in found.items() if len(settings) > 1)
+
+
+def _best(run: RecordedRun, swept: frozenset[str]) -> dict[str, tuple[AttackRecord, ImageRecord]]:
     """For each picture a result that is recognisable as the client's own, else as the model saw it, else any other; of
     several the one with the highest PSNR against the client's own. Unscored ones come last.
 
     Baselines are no attacks: theirs is shown where no attack was made.
+
+    Args:
+        swept: the attacks to look at, where the run has one of them.
     """
+    if swept & {record.attack for record in run.attacks}:
+        run = replace(run, attacks=tuple(record for record in run.attacks if record.attack in swept))
     return _highest(guessing(run)) | _highest(reading(run))
 
 
@@ -76,7 +108,7 @@ def _highest(run: RecordedRun) -> dict[str, tuple[AttackRecord, ImageRecord]]:
 
 def _rank(image: ImageRecord) -> tuple[bool, bool, bool, float]:
     leaked = image.leaked if image.leaked is not None else -1.0
-    return image.reconstruction is not None, image.recognisable, image.as_seen, leaked
+    return _has_rebuilt(image), image.recognisable, image.as_seen, leaked
 
 
 def _row(
@@ -87,8 +119,7 @@ def _row(
         if name not in images:
             continue
         record, image = images[name]
-        # What a defense changed before the model saw it is not the client's own picture.
-        if original is None and not image.changed:
+        if original is None and _has_original(image):
             original = embed_image(runs[run].path, image.original)
         attack = f"{record.attack}, a baseline" if needs_no_gradient(runs[run], record.attack) else record.attack
         rebuilt = embed_image(runs[run].path, image.reconstruction)

@@ -165,7 +165,7 @@ def run(write_run: Any, records: Any) -> Any:
                 rows += [records.refusal(1, k, found, attack=attack) for k in range(2)]
             else:
                 for k, psnr in enumerate(found):
-                    image = records.image(psnr, f"digits/{k}", guess_psnr=guess)
+                    image = records.image(psnr, f"digits/{k}", guess_psnr=guess, **values.get("files", {}))
                     ended = {} if psnr is not None else {"status": "failed", "scored": False, "images": []}
                     rows.append(records.attack(1, k, image, attack=attack, **ended))
         given = values.get("attack", "{}")

@@ -182,6 +182,45 @@ def test_of_a_changed_picture_the_recognisable_result_is_shown(
     assert [(result.attack, result.psnr, result.seen) for result in one.results] == [("exact", 6.4, 157.0)] * 2
 
 
+def test_pictures_are_shown_that_some_run_rebuilt_those_of_known_originals_first(
+    write_run: Any, records: Any, picture: Any, tmp_path: Path
+) -> None:
+    folders = []
+    for run in range(2):
+        files = {"original": "reconstructions/o.png", "reconstruction": "reconstructions/a.png"}
+        by_eye = {"reconstruction": "reconstructions/a.png"}
+        made = [{}, by_eye if run else {}, files if run else {}, files]
+        images = [records.image(9.0 if shown else None, f"digits/{k}", **shown) for k, shown in enumerate(made)]
+        folders.append(write_run([records.attack(1, 0, *images)], name=f"run-{run}"))
+        for name in files.values():
+            picture(folders[-1], name)
+    shown = compare_runs(folders, tmp_path, "x").pictures
+    assert [one.name for one in shown] == ["digits/3", "digits/2", "digits/1"]
+    assert [one.original is not None for one in shown] == [True, True, False]
+    for folder in folders:
+        (folder / "attacks.jsonl").write_text("")
+    assert "The same" not in build_comparison(folders, tmp_path / "out.html").read_text()
+
+
+@pytest.mark.parametrize(("defended", "attack"), [(False, "dlg"), (True, "exact")])
+def test_of_a_sweep_over_an_attack_s_settings_that_attack_is_shown(
+    defended: bool, attack: str, write_run: Any, records: Any, picture: Any, tmp_path: Path
+) -> None:
+    folders = []
+    for weight in (0, 1):
+        shown = {"reconstruction": "reconstructions/a.png"}
+        rows = [
+            records.attack(1, 0, records.image(psnr, **shown), attack=name)
+            for name, psnr in (("exact", 157.0), ("dlg", 9.0 + weight))
+        ]
+        defense = f"{{topk: {{ratio: {weight}}}}}" if defended else "{}"
+        config = f"defense: {defense}\nattack: {{exact: {{}}, dlg: {{tv: {weight}}}, labels: {{by: {weight}}}}}\n"
+        folders.append(write_run(rows, config=config, name=f"run-{weight}"))
+        picture(folders[-1])
+    (one,) = compare_runs(folders, tmp_path, "x").pictures
+    assert [result.attack for result in one.results] == [attack] * 2
+
+
 def test_runs_stand_in_the_order_given(write_run: Any, records: Any, tmp_path: Path) -> None:
     given = [("2", "{topk: {}}"), ("10", "{}"), ("9", "{mjp: {}}")]
     folders = [write_run(config=f"defense: {defense}\n", name=f"sweep/{name}") for name, defense in given]
@@ -207,7 +246,9 @@ def test_likeness_is_that_to_the_clients_own_pictures(write_run: Any, records: A
 
 
 def test_runs_of_one_defense_are_told_apart_by_the_settings_that_differ(run: Any, tmp_path: Path) -> None:
-    folders = [run("{}", {"a": [20.0]}, attack=f"{{prior: {{weight: {weight}}}}}").path for weight in (0, 1)]
+    files = {"reconstruction": "reconstructions/a.png"}
+    weights = [f"{{prior: {{weight: {weight}}}}}" for weight in (0, 1)]
+    folders = [run("{}", {"a": [20.0]}, attack=weight, files=files).path for weight in weights]
     comparison = compare_runs(folders, tmp_path, "sweep")
     assert [comparison.settings_of(entry.name) for entry in comparison.entries] == ["prior.weight=0", "prior.weight=1"]
     other = run("{noise: {}}", {"a": [20.0]}, attack="{prior: {weight: 2}}").path
