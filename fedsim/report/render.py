@@ -18,12 +18,14 @@ from fedsim.report.pages import filled
 from fedsim.report.run.baseline import baselines, guessing, reading
 from fedsim.report.run.bounds.section import shown_bounds
 from fedsim.report.run.gallery import build_gallery
+from fedsim.report.run.images.counts import sizes
 from fedsim.report.run.images.leakage import summarise_leakage
-from fedsim.report.run.label_attacks import labels_of
+from fedsim.report.run.label_attacks import beside_labels, labels_by_round, labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.searches import search_lines
 from fedsim.report.run.summary import (
     AttackSummary,
+    ByRound,
     attack_failures,
     client_failures,
     final_accuracy,
@@ -144,6 +146,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         "Rounds": run.setting("num_rounds"),
         "Shared": run.setting("client.share"),
         "Batch size": run.setting("client.batch_size"),
+        "Images in an update": _in_an_update(run),
         "Precision": None if run.setting("client.precision") == "float32" else run.setting("client.precision"),
         "Augmentation": _augmentation(run),
         "Strategy": _last_part(strategy) if isinstance(strategy, str) else None,
@@ -155,6 +158,14 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     if run.kind == "audit":
         facts |= {"Clients": None, "Rounds": None, "Strategy": None}
     return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _in_an_update(run: RecordedRun) -> str | None:
+    """How many private images the observed updates hold; None where they are as many as a batch."""
+    held = set(sizes(run.attacks).values()) - {0}
+    if not held or held == {run.setting("client.batch_size")}:
+        return None
+    return f"{min(held):,}" if len(held) == 1 else f"{min(held):,} to {max(held):,}"
 
 
 def _model(run: RecordedRun) -> str | None:
@@ -222,7 +233,9 @@ def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
     labelled = [row for row in rows if row.label_share is not None]
     if labelled:
         best = max(labelled, key=lambda row: row.label_share or 0.0)
-        cards.append(("Labels recovered", percent(best.label_share), f"by {best.attack}"))
+        cards.append(
+            ("Labels recovered", percent(best.label_share), f"by {best.attack}{beside_labels(run, best.attack)}")
+        )
     if accuracy is not None:
         few = few_test_images([accuracy], run.test_pictures)
         cards.append(("Final accuracy", percent(accuracy), few or "on test images"))
@@ -236,20 +249,36 @@ def _plots(run: RecordedRun, rows: list[AttackSummary]) -> list[tuple[str, Chart
     """(caption, figure) of everything that there is data for."""
     accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
     shown = [row.attack for row in rows if row.mean_leaked is not None][: len(SERIES)]
-    leakage = []
-    for attack in shown:
-        leakage.append(Series(attack, [(float(number), value) for number, value in leakage_by_round(run, attack)]))
-    over_rounds = run.kind != "audit" and len({number for line in leakage for number, _ in line.points}) > 1
+    leakage = [_over_rounds(attack, leakage_by_round(run, attack)) for attack in shown]
     closer = "; closer to what the model saw" if any(row.as_seen for row in rows) else ""
-    curve = figures.leakage_curve(leakage) if over_rounds else None
+    curve = figures.leakage_curve(leakage) if _several_rounds(run, leakage) else None
+    labels = _label_lines(run, rows)
     plots = {
         "What the model learned": figures.accuracy_curve([Series("accuracy", accuracies)]),
         f"What the server rebuilt, against the clients’ own{closer}": curve,
+        "Labels that the server recovered": figures.labels_curve(labels) if _several_rounds(run, labels) else None,
         f"How close to the clients’ own they came{closer}": figures.psnr_histogram(
             shown, [psnr_values(run, attack) for attack in shown]
         ),
     }
     return [(caption, figure) for caption, figure in plots.items() if figure is not None]
+
+
+def _over_rounds(name: str, values: ByRound) -> Series:
+    return Series(name, [(float(number), value) for number, value in values])
+
+
+def _several_rounds(run: RecordedRun, lines: Iterable[Series]) -> bool:
+    return run.kind != "audit" and len({number for line in lines for number, _ in line.points}) > 1
+
+
+def _label_lines(run: RecordedRun, rows: list[AttackSummary]) -> list[Series]:
+    """A line for each attack, the best first, and one for what a guess gets right where the best was scored."""
+    labelled = [row for row in rows if row.label_share is not None]
+    best = sorted(labelled, key=lambda row: row.label_share or 0.0, reverse=True)[: len(SERIES) - 1]
+    found = [(row.attack, *labels_by_round(run, row.attack)) for row in best]
+    guess = [_over_rounds("each class equally often", found[0][2])] if found and found[0][2] else []
+    return [_over_rounds(attack, right) for attack, right, _ in found] + guess
 
 
 def _measures(rows: Iterable[AttackSummary]) -> dict[str, str]:

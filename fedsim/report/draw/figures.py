@@ -31,18 +31,30 @@ PSNR_SHOWN = 120.0
 """dB at which the axes end; what is above is drawn there."""
 
 
-@mpl.rc_context(STYLE)
 def accuracy_curve(series: Sequence[Series]) -> Chart | None:
     """Accuracy in per cent over rounds; None where there is nothing to draw."""
+    return _share_curve(series, "accuracy", "Test accuracy (%)", "Test accuracy in per cent over the training rounds.")
+
+
+def labels_curve(series: Sequence[Series]) -> Chart | None:
+    """Recovered labels in per cent over rounds, a line per attack and one for a guess."""
+    described = "Labels recovered in per cent over the training rounds, a line per attack."
+    return _share_curve(series, "labels", "Labels recovered (%)", described)
+
+
+@mpl.rc_context(STYLE)
+def _share_curve(series: Sequence[Series], name: str, label: str, described: str) -> Chart | None:
     if not any(line.points for line in series):
         return None
     figure, axes = svg.new_figure()
-    for line in series:
-        _draw(axes, Series(line.name, [(x, 100.0 * y) for x, y in line.points]))
-    axes.set(xlabel="Round", ylabel="Test accuracy (%)", ylim=(0, 100))
+    shown = [Series(line.name, [(x, 100.0 * y) for x, y in line.points]) for line in series]
+    for line, above in zip(shown, hidden([line.points for line in shown]), strict=True):
+        _draw(axes, line, above)
+    axes.set(xlabel="Round", ylabel=label, ylim=(0, 100))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    drawn = svg.markup(figure, "accuracy", "Test accuracy in per cent over the training rounds.")
-    return Chart(drawn, over("Round", [(line, percent) for line in series]))
+    if len(series) > 1:
+        svg.legend(figure)
+    return Chart(svg.markup(figure, name, described), over("Round", [(line, percent) for line in series]))
 
 
 @mpl.rc_context(STYLE)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from fedsim.metrics.labels import even_share
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
+from fedsim.report.run.summary import ByRound, by_round, right_share
 from fedsim.report.wording import listed, percent
 
 
@@ -35,15 +36,38 @@ def only_attacked(records: Iterable[AttackRecord]) -> str:
 def beside_labels(run: RecordedRun, attack: str) -> str:
     """` (each class equally often: 20.0 %)`: what naming them so gets right where the attack was scored on labels.
 
-    Each update counts by its pictures, once each; empty where their labels or the number of classes are not on record.
+    It says so where the attack gets no more; empty where no guess is known.
     """
     scored = [one for one in run.attacks if one.attack == attack and one.label_share is not None]
+    guess = even_guess(run, scored)
+    if guess is None:
+        return ""
+    none = "no better than a guess, " if right_share(scored) <= guess else ""
+    return f" ({none}each class equally often: {percent(guess)})"
+
+
+def labels_by_round(run: RecordedRun, attack: str) -> tuple[ByRound, ByRound]:
+    """(round, share) of its labels that an attack recovered, and that naming each class equally often gets right."""
+    recovered, guessed = [], []
+    for number, records in by_round(run, attack):
+        scored = [one for one in records if one.label_share is not None]
+        if scored:
+            recovered.append((number, right_share(scored)))
+            guessed += [(number, guess)] if (guess := even_guess(run, scored)) is not None else []
+    return recovered, guessed
+
+
+def even_guess(run: RecordedRun, scored: Iterable[AttackRecord]) -> float | None:
+    """The share that naming each class equally often gets right: of each update's images, once each.
+
+    None where their labels or the number of classes are not on record.
+    """
     known = [[found[0].label for found in one.forms.values()] for one in scored if one.images]
     known = [labels for labels in known if None not in labels]
     if not known or not run.classes:
-        return ""
+        return None
     right = [even_share(Counter(labels).values(), len(run.classes)) * len(labels) for labels in known]
-    return f" (each class equally often: {percent(sum(right) / sum(map(len, known)))})"
+    return sum(right) / sum(map(len, known))
 
 
 def _stated(records: list[AttackRecord]) -> bool:

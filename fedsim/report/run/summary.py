@@ -15,6 +15,8 @@ from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
 NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
 """One that stands alone: that of `blocks.0` or `conv1` is part of a name."""
 
+ByRound = list[tuple[int, float]]
+
 THRESHOLDS = (RECOGNISABLE, 30.0, INDISTINGUISHABLE)
 """dB of PSNR at which the success rates are given."""
 
@@ -135,13 +137,24 @@ def strength(row: AttackSummary) -> tuple[int, float, float, int, float]:
     )
 
 
-def leakage_by_round(run: RecordedRun, attack: str) -> list[tuple[int, float]]:
-    """(round, mean PSNR in dB against the clients' own pictures) of every round with a scored result."""
-    values: dict[int, list[float]] = {}
+def by_round(run: RecordedRun, attack: str) -> list[tuple[int, list[AttackRecord]]]:
+    """The scored results of an attack, by their round."""
+    found: dict[int, list[AttackRecord]] = {}
     for record in run.attacks:
         if record.attack == attack and record.status == "done" and record.scored and record.number is not None:
-            values.setdefault(record.number, []).extend(_psnrs([record]))
-    return [(number, statistics.fmean(found)) for number, found in sorted(values.items()) if found]
+            found.setdefault(record.number, []).append(record)
+    return sorted(found.items())
+
+
+def leakage_by_round(run: RecordedRun, attack: str) -> ByRound:
+    """(round, mean PSNR in dB against the clients' own images) of every round with a scored result."""
+    return [(number, statistics.fmean(found)) for number, rows in by_round(run, attack) if (found := _psnrs(rows))]
+
+
+def right_share(scored: Iterable[AttackRecord]) -> float:
+    """Recovered labels as a share of all, weighted by batch size; of results whose labels were scored."""
+    labelled = [(record.label_share or 0.0, max(record.batch_size, 1)) for record in scored]
+    return sum(share * size for share, size in labelled) / sum(size for _, size in labelled)
 
 
 def psnr_values(run: RecordedRun, attack: str) -> list[float]:
@@ -206,7 +219,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
     images = [image for record in done for image in record.images]
     own = [image for record in done for image in record.pictures.values()]
     forms = [found for record in done for found in record.forms.values()]
-    labelled = [(record.label_share, max(record.batch_size, 1)) for record in done if record.label_share is not None]
+    labelled = [record for record in done if record.label_share is not None]
     exact = [record.label_exact for record in done if record.label_exact is not None]
     seconds = [record.seconds for record in done if record.seconds is not None]
     return AttackSummary(
@@ -232,9 +245,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         means={name: _means(name, images, own) for name in SHOWN},
         success=_shares([[image.leaked if image.recognisable else None] for image in own], pictures, values),
         seen_success=_shares([[_seen(image) for image in found] for found in forms], pictures, values),
-        label_share=sum(share * size for share, size in labelled) / sum(size for _, size in labelled)
-        if labelled
-        else None,
+        label_share=right_share(labelled) if labelled else None,
         exact_batches=sum(exact) / len(exact) if exact else None,
         median_seconds=statistics.median(seconds) if seconds else None,
         total_seconds=sum(record.seconds or 0.0 for record in records),

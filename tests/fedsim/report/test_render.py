@@ -366,6 +366,31 @@ def test_what_an_attack_needs_to_know_stands_in_its_row(write_run: Any, records:
     assert '<br><span class="needs">knows weights, &lt;script&gt;' in text
 
 
+def test_labels_of_several_rounds_are_drawn_beside_a_guess(write_run: Any, records: Any) -> None:
+    image = records.image(None, "i/0", label=0)
+    rows = [records.attack(k, 0, image, attack="labels", label_share=k / 4) for k in (1, 2)]
+    folder = write_run(rows)
+    (folder / "classes.json").write_text(json.dumps(["cat", "dog"]))
+    text = build_report(folder).read_text(encoding="utf-8")
+    numbers = text[text.index("Labels that the server recovered") :]
+    for cells in ("each class equally often", "25.0 %", "50.0 %"):
+        assert cells in numbers[: numbers.index("</table>")]
+    (folder / "attacks.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert "Labels that the server recovered" not in build_report(folder).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("held", "told"), [((1, 1), None), ((32, 32), "32"), ((1, 1200), "1 to 1,200")], ids=["batch", "one", "several"]
+)
+def test_the_header_says_how_many_images_an_update_holds(
+    held: tuple[int, int], told: str | None, write_run: Any, records: Any
+) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}"), batch_size=size) for k, size in enumerate(held)]
+    text = build_report(write_run(rows)).read_text(encoding="utf-8")
+    assert ("Images in an update" in text) == (told is not None)
+    assert told is None or f"<dt>Images in an update</dt><dd>{told}</dd>" in text
+
+
 def test_few_images_are_said_to_be_few_in_the_tiles(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=9.0), certificate={}) for k in range(2)]
     folder = write_run(rows, summary={"kind": "federated", "finished": True, "test_pictures": 4})

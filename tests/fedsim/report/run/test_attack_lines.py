@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from fedsim.report.render import build_report
 from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
@@ -39,14 +40,16 @@ def test_without_public_pictures_the_guess_is_called_mid_grey(write_run: Any, re
 
 def test_labels_beside_every_class_equally_often(write_run: Any, records: Any) -> None:
     images = [records.image(None, f"i/{k}", label=label) for k, label in enumerate((0, 0, 0, 1))]
-    rows = [records.attack(1, 0, *images, attack="labels", target="labels", label_share=0.75)]
-    folder = write_run(rows)
-    assert attack_lines(read_run(folder)) == ["labels: 1 done of 1 update; 75.0 % of the labels right"]
-    (folder / "classes.json").write_text(json.dumps(["cat", "dog"]))
-    told = "labels: 1 done of 1 update; 75.0 % of the labels right (each class equally often: 75.0 %)"
-    assert attack_lines(read_run(folder)) == [told]
-    told = "75.0 % of the labels were recovered, by labels (each class equally often: 75.0 %)."
-    assert told in verdict(read_run(folder)).details
+    for share, percent, none in ((1.0, "100 %", ""), (0.75, "75.0 %", "no better than a guess, ")):
+        rows = [records.attack(1, 0, *images, attack="labels", target="labels", label_share=share)]
+        folder = write_run(rows, name=percent)
+        assert attack_lines(read_run(folder)) == [f"labels: 1 done of 1 update; {percent} of the labels right"]
+        (folder / "classes.json").write_text(json.dumps(["cat", "dog"]))
+        beside = f" ({none}each class equally often: 75.0 %)"
+        told = f"labels: 1 done of 1 update; {percent} of the labels right{beside}"
+        assert attack_lines(read_run(folder)) == [told]
+        assert f"{percent} of the labels were recovered, by labels{beside}." in verdict(read_run(folder)).details
+        assert f'<div class="note">by labels{beside}</div>' in build_report(folder).read_text(encoding="utf-8")
 
 
 def test_a_baseline_is_said_to_be_one_and_what_was_not_compared_too(write_run: Any, records: Any) -> None:
