@@ -121,6 +121,20 @@ def test_unchanged_pictures_have_one_score_under_both_names(truth: GroundTruth) 
     assert row.private_ssim == row.ssim
 
 
+def test_a_picture_that_was_only_rounded_on_its_way_into_the_model_has_one_score(rng: torch.Generator) -> None:
+    private = torch.rand(2, 3, 8, 8, generator=rng)
+    mean, std = (torch.tensor(value) for value in (0.485, 0.229))
+    seen = ((private - mean) / std).double() * std.double() + mean.double()
+    assert not torch.equal(seen, private.double())
+    seen[1] += 0.01
+    rebuilt = private.double() + 1e-8
+    whole, changed = score(GroundTruth(seen, torch.arange(2), ("a", "b"), private), rebuilt, None, perceptual=False)
+    assert whole.psnr == whole.private_psnr == pytest.approx(160.0, abs=0.5)
+    assert whole.ssim == whole.private_ssim
+    assert changed.psnr == pytest.approx(40.0, abs=0.1)
+    assert changed.private_psnr == pytest.approx(160.0, abs=0.5)
+
+
 def in_forms(rng: torch.Generator, forms: int = 4) -> GroundTruth:
     """Two pictures, of which the first was seen in several forms and the second in one."""
     private = torch.rand(2, 3, 12, 12, generator=rng)
