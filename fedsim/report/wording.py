@@ -10,7 +10,7 @@ TRACES = 15.0
 """dB from which an eye may find shapes or colours."""
 
 SEEN = "against what the model saw"
-PRIVATE = "against the client's own picture, before anything changed it: what there is to protect"
+PRIVATE = "against the client's own image, before anything changed it: what there is to protect"
 
 
 def percent(share: float | None) -> str:

@@ -26,8 +26,8 @@ from tests.verdicts.pages import parse
 CASES = [case for group in SYNTHETIC.values() for case in group]
 DRAWINGS = (
     "draw.figures.accuracy_curve", "draw.figures.leakage_curve", "draw.figures.psnr_histogram",
-    "draw.figures.labels_curve", "draw.figures.time_bars", "compare.tradeoff.privacy_utility", "matrix.files.privacy_utility_svg",
-    "matrix.files.privacy_utility_png", "matrix.files.heat_map_png",
+    "draw.figures.labels_curve", "draw.figures.time_bars", "compare.tradeoff.privacy_utility",
+    "matrix.files.privacy_utility_svg", "matrix.files.privacy_utility_png", "matrix.files.heat_map_png",
 )  # fmt: skip
 DRAWN = {}
 

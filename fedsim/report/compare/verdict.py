@@ -182,7 +182,8 @@ def _refused(pool: PooledRuns) -> list[str]:
 def _failed(pool: PooledRuns, words: str) -> list[str]:
     updates = count(pool.leakage.observations, "update")
     found = [f"{attack} on {number:,} of {updates}" if number else attack for attack, number in unended(pool).items()]
-    return [f"{words}: {listed(found)}; what they would have rebuilt is not known."] if found else []
+    who = "it" if len(found) == 1 else "they"
+    return [f"{words}: {listed(found)}; what {who} would have rebuilt is not known."] if found else []
 
 
 def _missing(pool: PooledRuns, plains: list[PooledRuns]) -> list[str]:

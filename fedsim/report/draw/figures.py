@@ -144,11 +144,11 @@ def psnr_histogram(names: Sequence[str], values: Sequence[Sequence[float]]) -> C
             bar.set_hatch(_hatch(number))
     recognisable_line(axes, horizontal=False)
     axes.set(xlabel=f"PSNR (dB), {PSNR_SHOWN:.0f} and above together" if top >= PSNR_SHOWN else "PSNR (dB)")
-    axes.set(ylabel="Pictures", xlim=(0, edges[-1]))
+    axes.set(ylabel="Images", xlim=(0, edges[-1]))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     svg.legend(figure)
     drawn = svg.markup(
-        figure, "histogram", "Number of pictures by the PSNR of their reconstruction, a colour per attack."
+        figure, "histogram", "Number of images by the PSNR of their reconstruction, a colour per attack."
     )
     return Chart(drawn, counted(names, clipped, edges, PSNR_SHOWN))
 

@@ -12,7 +12,7 @@ from fedsim.report.wording import SEEN, below, count, percent
 def attack_lines(run: RecordedRun) -> list[str]:
     """How many updates each served, how close it came to images and labels, and what is had there without the update.
 
-    `dlg: 2 done, 1 refused of 3 updates; 9.1 dB on average (the mean of public pictures: 11.2 dB)`.
+    `dlg: 2 done, 1 refused of 3 updates; 9.1 dB on average (the mean of public images: 11.2 dB)`.
 
     The strongest first.
     """
@@ -25,7 +25,7 @@ def _of(found: Baseline) -> str:
     if found.pictures == found.of:
         return ""
     gain = f"{abs(found.gain):.1f} dB {'less' if found.gain > 0 else 'more'} than the attack"
-    return f" on {found.pictures:,} of {count(found.of, 'picture')}, {gain} there"
+    return f" on {found.pictures:,} of {count(found.of, 'image')}, {gain} there"
 
 
 def _line(row: AttackSummary, run: RecordedRun, without: tuple[AttackRecord, ...], blind: bool) -> str:

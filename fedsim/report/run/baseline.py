@@ -10,7 +10,7 @@ from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.thresholds import GUESS_MARGIN
 from fedsim.report.wording import count, decibels
 
-GUESS, GREY = "the mean of public pictures", "mid-grey"
+GUESS, GREY = "the mean of public images", "mid-grey"
 """A guess; where there are no public pictures it is mid-grey."""
 
 Key = tuple[str, int]
@@ -107,7 +107,7 @@ def against_guess(attack: str, baseline: Baseline) -> str:
     more = f"no more than that (within {GUESS_MARGIN:.0f} dB)"
     if abs(baseline.gain) > GUESS_MARGIN:
         more = f"{abs(baseline.gain):.1f} dB {'more' if baseline.gain > 0 else 'less'}"
-    scored = count(baseline.of, "picture")
+    scored = count(baseline.of, "image")
     on = "" if baseline.pictures == baseline.of else f" on {baseline.pictures:,} of its {scored}"
     return (
         f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average{on}; {attack} reaches "

@@ -162,7 +162,8 @@ def _unended(run: RecordedRun, rows: list[AttackSummary]) -> list[str]:
     failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
     ran = {record.attack for record in run.attacks}
     silent = [name for name in run.names("attack") if name not in ran and not needs_no_gradient(run, name)]
-    words = [f"Failed: {listed(failed)}; what they would have rebuilt is not known."] if failed else []
+    who = "it" if len(failed) == 1 else "they"
+    words = [f"Failed: {listed(failed)}; what {who} would have rebuilt is not known."] if failed else []
     return words + ([f"Never ran: {listed(silent)}."] if silent and rows else [])
 
 

@@ -26,7 +26,7 @@ def test_one_page_has_the_training_and_the_photographs_of_every_audit(tmp_path, 
     assert psnr["photos-sincos_pe"] < 30
     assert found["photos-sincos_pe", "first_block"]["images"][0]["psnr"] > 40
     assert len({found[name, "row_space"]["images"][0]["image"] for name in demo.AUDITS}) == 1  # side by side
-    assert "The same pictures" in text
+    assert "The same images" in text
 
 
 def test_the_photographs_of_the_demo_fill_the_model():

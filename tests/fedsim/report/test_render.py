@@ -113,9 +113,9 @@ def test_the_page_of_a_full_run(full_run: Path) -> None:
     page = check_page(path)
     assert len(page.all("img")) == 6
     assert all(image.get("class") == "tiny" for image in page.all("img"))
-    assert len(page.all("figure")) == 3 + 3
+    assert len(page.all("figure")) == 4 + 3
     text = path.read_text(encoding="utf-8")
-    for heading in ("Attacks", "Rebuilt pictures", "Refusals", "Failures", "Timings", "Configuration"):
+    for heading in ("Attacks", "Rebuilt images", "Refusals", "Failures", "Timings", "Configuration"):
         assert f"<h2>{heading}</h2>" in text
     assert "The server rebuilt 1 of 1 image recognisably" in text
     assert "label 3 → 4" in text

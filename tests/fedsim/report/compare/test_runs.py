@@ -41,7 +41,7 @@ def test_runs_from_different_folders(runs: list[Path], tmp_path: Path) -> None:
         "0/a%20%3Cb%3E/report.html",
         "1/run/report.html",
     }
-    for words in ("Each defense", "Leakage by attack", "The same pictures", "What it cost", "Settings that differ"):
+    for words in ("Each defense", "Leakage by attack", "The same images", "What it cost", "Settings that differ"):
         assert f"<h2>{words}</h2>" in text
     assert "defense.mjp.ratio" in text
     assert "80.5 dB (100 %)" in text

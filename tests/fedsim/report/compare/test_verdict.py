@@ -28,7 +28,7 @@ def test_a_defense_has_the_level_of_its_own_runs(run: Any) -> None:
         "The accuracy rests on an unknown number of test images: how far chance moves it is not known.",
     )
     assert verdict.details == (
-        "Without any gradient the mean of public pictures reaches 10.0 dB on average; a reaches 10.0 dB more.",
+        "Without any gradient the mean of public images reaches 10.0 dB on average; a reaches 10.0 dB more.",
         "Accuracy 75.0 % against 80.0 % without it: -5.0 points (1 seed against 1 seed).",
         "4 certificates of images were granted, and 4 of 4 checked are wrong: a fault of the certificate, which "
         "breaks nothing by itself.",
@@ -237,7 +237,7 @@ def test_an_attack_that_failed_is_told(run: Any) -> None:
     defended = run("{d: {}}", {"strong": [None, 12.0], "weak": [12.0, 12.0]})
     (verdict,) = judge_defenses([defended])
     assert verdict.level == "open"
-    failed = "Failed or never ran: strong on 1 of 2 updates; what they would have rebuilt is not known."
+    failed = "Failed or never ran: strong on 1 of 2 updates; what it would have rebuilt is not known."
     assert failed in verdict.details
 
 
@@ -271,7 +271,7 @@ def test_a_guess_is_held_against_the_pictures_that_the_attack_was_scored_on(run:
     assert baseline is not None
     assert (baseline.name, baseline.psnr, baseline.gain, baseline.pictures, baseline.of) == ("blind", 39.5, 0.5, 1, 2)
     told = against_guess("a", baseline)
-    assert "reaches 39.5 dB on average on 1 of its 2 pictures; a reaches no more than that (within 1 dB) there." in told
+    assert "reaches 39.5 dB on average on 1 of its 2 images; a reaches no more than that (within 1 dB) there." in told
 
 
 def test_one_exact_picture_makes_no_attack_the_strongest(run: Any) -> None:

@@ -16,8 +16,8 @@ def test_each_attack_and_its_guess(write_run: Any, records: Any) -> None:
     rows += [records.refusal(1, 1, "no", attack="dlg"), records.refusal(1, 2, "raised", attack="dlg", status="failed")]
     rows += [records.refusal(1, k, "no", attack="april") for k in range(3)]
     assert attack_lines(read_run(write_run(rows))) == [
-        "patch_gradient: 3 done of 3 updates; 31.0 dB on average (the mean of public pictures: 10.0 dB)",
-        "dlg: 1 done, 1 refused, 1 failed of 3 updates; 8.0 dB on average (the mean of public pictures: 10.0 dB)",
+        "patch_gradient: 3 done of 3 updates; 31.0 dB on average (the mean of public images: 10.0 dB)",
+        "dlg: 1 done, 1 refused, 1 failed of 3 updates; 8.0 dB on average (the mean of public images: 10.0 dB)",
         "april: 3 refused of 3 updates",
     ]
 
@@ -35,7 +35,7 @@ def test_without_public_pictures_the_guess_is_called_mid_grey(write_run: Any, re
 
     assert line(7.6, 7.6).endswith("31.0 dB on average (mid-grey: 7.6 dB); 100 % of the labels right")
     for greys in ((7.6, 7.7), (None, None), (7.6, None)):
-        assert "(the mean of public pictures: 7.6 dB)" in line(*greys)
+        assert "(the mean of public images: 7.6 dB)" in line(*greys)
 
 
 def test_labels_beside_every_class_equally_often(write_run: Any, records: Any) -> None:
@@ -65,13 +65,13 @@ def test_a_baseline_is_said_to_be_one_and_what_was_not_compared_too(write_run: A
 def test_what_stays_below_the_bar_is_not_rounded_up_to_it(write_run: Any, records: Any) -> None:
     image = records.image(19.98, "i/0", guess_psnr=19.97)
     (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
-    assert line.endswith("; 19.9 dB on average (the mean of public pictures: 19.9 dB)")
+    assert line.endswith("; 19.9 dB on average (the mean of public images: 19.9 dB)")
 
 
 def test_where_a_defense_changed_images_both_means_are_told(write_run: Any, records: Any) -> None:
     image = records.image(35.0, "i/0", private_psnr=12.0, guess_psnr=10.0)
     (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
-    told = "12.0 dB on average (the mean of public pictures: 10.0 dB); 35.0 dB against what the model saw"
+    told = "12.0 dB on average (the mean of public images: 10.0 dB); 35.0 dB against what the model saw"
     assert line.endswith(f"; {told}")
 
 
@@ -79,7 +79,7 @@ def test_a_baseline_on_some_pictures_is_compared_there(write_run: Any, records: 
     reached = enumerate((10.0, 10.0, 30.0))
     rows = [records.attack(1, k, records.image(psnr, f"i/{k}"), label_share=None) for k, psnr in reached]
     rows += [records.attack(1, 2, records.image(35.0, "i/2"), attack="blind", baseline=True, label_share=None)]
-    told = "16.7 dB on average (blind: 35.0 dB on 1 of 3 pictures, 5.0 dB more than the attack there)"
+    told = "16.7 dB on average (blind: 35.0 dB on 1 of 3 images, 5.0 dB more than the attack there)"
     lines = attack_lines(read_run(write_run(rows)))
     assert any(told in line for line in lines), lines
 
@@ -89,4 +89,4 @@ def test_a_picture_that_each_step_changed_counts_once(write_run: Any, records: A
     folder = write_run([records.attack(1, 0, *images, attack="labels", target="labels", label_share=1.0)])
     (folder / "classes.json").write_text(json.dumps(["cat", "dog"]))
     (line,) = attack_lines(read_run(folder))
-    assert line.endswith("100 % of the labels right (each class equally often: 100 %)")
+    assert line.endswith("100 % of the labels right (no better than a guess, each class equally often: 100 %)")

@@ -439,7 +439,7 @@ def test_a_failure_is_told(write_run: Any, records: Any) -> None:
     rows += [records.attack(1, k, attack="strong", status="failed", scored=False) for k in range(2)]
     found = verdict(read_run(write_run(rows)))
     assert found.level == "open"
-    assert "Failed: strong on 2 of 2 observed updates; what they would have rebuilt is not known." in found.details
+    assert "Failed: strong on 2 of 2 observed updates; what it would have rebuilt is not known." in found.details
 
 
 def test_an_attack_that_never_ran_is_told(write_run: Any, records: Any) -> None:
