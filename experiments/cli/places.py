@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.errors import ConfigError
-from fedsim.settings.commands import JobConfig, MeasureConfig
+from fedsim.settings.class_folders import check_class_folders
+from fedsim.settings.commands import JobConfig, MeasureConfig, PriorConfig
 from fedsim.settings.places import check_model_file, class_folders
 
 IMAGE_FOLDER = "fedsim.data.ImageFolder"
@@ -78,7 +79,10 @@ def check_measured(config: MeasureConfig) -> None:
 def _check_data(config: JobConfig | MeasureConfig) -> None:
     data = config.data
     if data.get("_target_") == IMAGE_FOLDER and isinstance(data.get("path"), str | None):
-        class_folders(data.get("path"))
+        if isinstance(config, MeasureConfig | PriorConfig):  # neither has to tell classes apart
+            class_folders(data.get("path"))
+        else:
+            check_class_folders(data.get("path"), config.model)
 
 
 def _folder(key: str, path: object, expected: str) -> None:

@@ -34,7 +34,8 @@ from fedsim.observation import Observation
 from fedsim.observation_factory import ObservationFactory
 from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
-from fedsim.settings.commands import FederatedConfig, JobConfig, RunConfig, config_of
+from fedsim.settings.class_folders import refuse_one_class
+from fedsim.settings.commands import FederatedConfig, JobConfig, PriorConfig, RunConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.knowledge import without_knowledge
@@ -167,6 +168,8 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
     if isinstance(config, FederatedConfig) and len(data.test) == 0:
         fraction = config.data.get("test_fraction")
         raise ConfigError("data.test_fraction", fraction, "enough for one test picture: the server evaluates on them")
+    if not isinstance(config, PriorConfig):
+        refuse_one_class("data", config.data.get("_target_"), data.num_classes, config.model)
     finetune = build_finetune(config.finetune)
     architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed), finetune)
     return assemble(config, data, defenses, architecture, attacks, (3, side, side))

@@ -13,16 +13,12 @@ import PIL.Image
 from fedsim.data.pictures import UNREADABLE, one_line
 from fedsim.data.sources import Splits, divide, features
 from fedsim.errors import ConfigError
+from fedsim.settings.class_folders import EXTENSIONS, classes_in, is_image, layout
 from fedsim.settings.places import class_folders
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-EXTENSIONS = frozenset(
-    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
-)
-TRAIN_NAMES = ("train", "training")
-TEST_NAMES = ("val", "valid", "validation", "test", "testing")
 HEADER_THREADS = 8
 
 logger = logging.getLogger(__name__)
@@ -60,7 +56,10 @@ class ImageFolder:
     def load(self) -> Splits:
         """Raises `ConfigError`: no such folder, no class folders, a class without pictures, unreadable files."""
         class_folders(self._path)
-        train_folder, test_folder = self._layout()
+        train_folder, test_folder, unused = layout(self._root)
+        if unused:
+            used = [name for name in (train_folder, test_folder) if name]
+            logger.warning("%s: not used: %s, only %s", self._root, _few(unused), _few(used))
         train = self._images_by_class(train_folder)
         test = self._images_by_class(test_folder) if test_folder else {}
         class_names = tuple(train)
@@ -83,30 +82,10 @@ class ImageFolder:
             test_set = whole.select(rows.test)
         return Splits(whole.select(rows.train), test_set, whole.select(rows.auxiliary), class_names)
 
-    def _layout(self) -> tuple[str, str | None]:
-        """The training folder and the test folder, relative to the root ("" is the root itself)."""
-        folders = {folder.name.lower(): folder for folder in _visible_folders(self._root)}
-        splits = {
-            name: folders[name] for name in (*TRAIN_NAMES, *TEST_NAMES) if name in folders and _is_split(folders[name])
-        }
-        found = [folder.name for folder in splits.values()]
-        if not found:
-            # Split folders without class folders are no classes either: the first is named in the refusal.
-            only_splits = folders and folders.keys() <= {*TRAIN_NAMES, *TEST_NAMES}
-            return (folders[min(folders)].name, None) if only_splits else ("", None)
-        used = found[:2] if next(iter(splits)) in TRAIN_NAMES else found[:1]
-        if unused := found[len(used) :]:
-            logger.warning("%s: not used: %s, only %s", self._root, _few(unused), _few(used))
-        return used[0], used[1] if len(used) > 1 else None
-
     def _images_by_class(self, split: str) -> dict[str, list[str]]:
         """Paths relative to the root, sorted, by class name, sorted."""
         folder = self._root / split
-        images = {child.name: _images_below(child, self._root) for child in _visible_folders(folder)}
-        if not images:
-            loose = any(_is_image(child.name) for child in folder.iterdir())
-            found = "pictures, but no class folders" if loose else "no class folders"
-            raise ConfigError("data.path", folder, fault=f"holds {found}; expected one folder of pictures per class")
+        images = {child.name: _images_below(child, self._root) for child in classes_in(folder)}
         if empty := [name for name, paths in images.items() if not paths]:
             known = " ".join(sorted(extension[1:] for extension in EXTENSIONS))
             raise ConfigError(
@@ -143,25 +122,12 @@ class ImageFolder:
             return f"{path} ({one_line(error)})"
 
 
-def _visible_folders(folder: Path) -> list[Path]:
-    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
-
-
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122 - a name only
-
-
-def _is_split(folder: Path) -> bool:
-    """A class may be called `train` too: then it holds its pictures directly."""
-    return bool(_visible_folders(folder)) and not any(_is_image(child.name) for child in folder.iterdir())
-
-
 def _images_below(folder: Path, root: Path) -> list[str]:
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         relative = Path(parent).relative_to(root)
-        found += [(relative / name).as_posix() for name in names if _is_image(name)]
+        found += [(relative / name).as_posix() for name in names if is_image(name)]
     return sorted(found)
 
 

@@ -190,3 +190,40 @@ def test_in_a_python_session_standard_output_is_the_callers_own(capsys):
         console.print("beside")
     console.print("again")
     assert capsys.readouterr() == ("again\n", "beside\n")
+
+
+@pytest.fixture
+def folder_of(tmp_path):
+    """`folder_of("cat", "dog")`: pictures in these class folders; gives the settings that name it."""
+
+    def write(*names):
+        for name in names:
+            (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+            for index in range(4):
+                Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / "data" / name / f"{index}.png")
+        return "data=imagefolder", f"data.path={tmp_path}/data"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "part"),
+    [
+        (["cat"], [], "/data: holds one class; there must be at least two, or model.num_classes=2 or more"),
+        (["cat"], ["model.num_classes=1"], "model.num_classes=1: must be at least 2"),
+        ([""], [], "/data: holds pictures, but no class folders"),
+        (["val/cat", "train/cat"], [], "/data: holds one class"),
+    ],
+)
+def test_a_folder_without_classes_to_tell_apart_is_refused_early(
+    command, folder_of, classes, settings, part, monkeypatch
+):
+    monkeypatch.setattr("experiments.cli.call.check_named", lambda _: pytest.fail("libraries were loaded"))
+    code, _, err = command("fedsim-audit", *folder_of(*classes), *settings, "attack=[labels]")
+    assert (code, part in err) == (2, True), err
+
+
+def test_one_class_is_enough_for_a_model_of_more(command, folder_of, tmp_path):
+    data = [*folder_of("cat"), "model.num_classes=2", "audit.num_images=1", "attack=[labels]"]
+    code, _, err = command("fedsim-audit", *data, "simulation=inline", f"run_dir={tmp_path}/run")
+    assert code == 0, err

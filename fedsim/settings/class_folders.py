@@ -1,0 +1,86 @@
+"""Folders of class folders, as far as their names tell: which is the training set's, and which classes it has."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import ConfigError
+from fedsim.settings.places import class_folders
+
+EXTENSIONS = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm"}
+)
+TRAIN_NAMES = ("train", "training")
+TEST_NAMES = ("val", "valid", "validation", "test", "testing")
+
+
+def layout(root: Path) -> tuple[str, str | None, list[str]]:
+    """The training folder, the test folder, and those left unused, relative to the root ("" is the root itself)."""
+    folders = {folder.name.lower(): folder for folder in visible_folders(root)}
+    splits = {
+        name: folders[name] for name in (*TRAIN_NAMES, *TEST_NAMES) if name in folders and _is_split(folders[name])
+    }
+    found = [folder.name for folder in splits.values()]
+    if not found:
+        # Split folders without class folders are no classes either: the first is named in the refusal.
+        only_splits = folders and folders.keys() <= {*TRAIN_NAMES, *TEST_NAMES}
+        return (folders[min(folders)].name if only_splits else ""), None, []
+    used = found[:2] if next(iter(splits)) in TRAIN_NAMES else found[:1]
+    return used[0], used[1] if len(used) > 1 else None, found[len(used) :]
+
+
+def classes_in(folder: Path) -> list[Path]:
+    """The class folders of a training or test set, sorted.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    classes = visible_folders(folder)
+    if not classes:
+        loose = any(is_image(child.name) for child in folder.iterdir())
+        found = "pictures, but no class folders" if loose else "no class folders"
+        raise ConfigError("data.path", folder, fault=f"holds {found}; expected one folder of pictures per class")
+    return classes
+
+
+def check_class_folders(path: object, model: Mapping[str, Any]) -> None:
+    """Raises ConfigError where there is nothing that `model` could tell apart; no picture is looked for."""
+    root = class_folders(path)
+    try:
+        count = len(classes_in(root / layout(root)[0]))
+    except OSError as error:
+        raise ConfigError("data.path", path, f"a folder that can be read ({error.strerror})") from error
+    refuse_one_class("data.path", path, count, model)
+
+
+def refuse_one_class(key: str, value: object, count: int, model: Mapping[str, Any]) -> None:
+    """A model of one class is always right: its loss is constant, and there is no gradient to train or attack.
+
+    Args:
+        key: the setting that names the data.
+        count: the classes of the data.
+
+    Raises:
+        ConfigError: the model has one class, by its own setting or as many as the data.
+    """
+    stated = model.get("num_classes")
+    if stated == 1 and count <= 1:
+        raise ConfigError("model.num_classes", 1, "at least 2: over one class the loss is constant, its gradient 0")
+    if stated is None and count < 2:
+        wanted = "at least two, or model.num_classes=2 or more: over one class the loss is constant, its gradient 0"
+        raise ConfigError(key, value, fault=f"holds one class; there must be {wanted}")
+
+
+def visible_folders(folder: Path) -> list[Path]:
+    """Sorted."""
+    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122 - a name only
+
+
+def _is_split(folder: Path) -> bool:
+    """A class may be called `train` too: then it holds its pictures directly."""
+    return bool(visible_folders(folder)) and not any(is_image(child.name) for child in folder.iterdir())
