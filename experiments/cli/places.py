@@ -74,6 +74,8 @@ def check_measured(config: MeasureConfig) -> None:
     _check_data(config)
     if isinstance(checkpoint := config.model.get("checkpoint"), str):
         check_model_file(Path(checkpoint).expanduser())
+    if config.model.get("checkpoint_head") is False:
+        raise ConfigError("model.checkpoint_head", "false", "true: a model is measured as it was trained")
 
 
 def _check_data(config: JobConfig | MeasureConfig) -> None:

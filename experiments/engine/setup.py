@@ -237,6 +237,8 @@ def _comparable(text: str) -> dict[str, Any]:
         config.pop("bound", None)
     if build_finetune(config.get("finetune") or {}).whole:  # as with folders of before there was a choice
         config.pop("finetune", None)
+    if (config.get("model") or {}).get("checkpoint_head") is True:  # as with folders of before there was a choice
+        del config["model"]["checkpoint_head"]
     client = config.get("client") or {}
     if client.get("schedule", {}).get("shape") == "constant" and not client["schedule"].get("warmup"):
         del client["schedule"]  # the same as in folders of before there was one

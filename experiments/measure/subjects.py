@@ -181,7 +181,7 @@ def _origin(folder: Path, server_round: int | None) -> Origin:
 
 
 def _load(name: str, origin: Origin, data: Config, shelf: ImageShelf, device: str) -> Subject:
-    run = {**origin.config, "model": {**origin.config["model"], "checkpoint": None}}
+    run = {**origin.config, "model": {**origin.config["model"], "checkpoint": None, "checkpoint_head": True}}
     side = image_side(run["model"])
     images = shelf.pictures(data, side)
     spec = build_spec(run["model"], shelf.data(run["data"], side))

@@ -12,9 +12,10 @@ from torch import nn
 
 from fedsim.determinism import derive_seed, seeded_globals
 from fedsim.errors import ConfigError, nearest
-from fedsim.models.checkpoint import read_checkpoint, redrawn_mark
+from fedsim.models.checkpoint import Checkpoint, read_checkpoint, redrawn_mark
 from fedsim.models.copies import Copies
 from fedsim.models.finetune import FULL, Finetune
+from fedsim.models.finetune.recipe import head_names, known_head
 from fedsim.models.zoo.april import read_embedding_directly
 from fedsim.settings.places import check_model_file
 from fedsim.settings.plugins import load_plugins
@@ -46,6 +47,7 @@ class ModelSpec:
         pretrained: load timm's pretrained weights (from its hub, or a local cache of it).
         checkpoint: a `.safetensors` file, or a `.pt`/`.pth` state dict (read with `weights_only=True`); of the stock
             model, or of one that was trained in this variant and as the defenses make it.
+        checkpoint_head: its classifier is loaded too; without it the model keeps the one that is drawn.
         variant: `stock`, or `april`: the first block's attention reads the embedding directly.
         dtype: `float32` or `float64`.
         kwargs: further arguments of the timm constructor (`depth`, `embed_dim`, `num_heads` …).
@@ -57,12 +59,15 @@ class ModelSpec:
     patch_size: int | None = None
     pretrained: bool = False
     checkpoint: str | None = None
+    checkpoint_head: bool = True
     variant: str = "stock"
     dtype: str = "float32"
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """`checkpoint_head` where it is false: records of before there was one have none."""
+        values = asdict(self)
+        return values if not self.checkpoint_head else {k: v for k, v in values.items() if k != "checkpoint_head"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelSpec":
@@ -85,6 +90,10 @@ class ModelSpec:
         if self.dtype not in DTYPES:
             raise ConfigError("model.dtype", self.dtype, f"one of {', '.join(DTYPES)}")
         check_model_file(self.checkpoint)
+        if not self.checkpoint_head and self.checkpoint is None:
+            raise ConfigError(
+                "model.checkpoint_head", "false", "true, or model.checkpoint=FILE to load all but its head"
+            )
         if (channels := self.kwargs.get("in_chans", 3)) != 3:
             raise ConfigError("model.kwargs.in_chans", channels, "3: pictures are read as RGB, grey ones too")
         for key in ("img_size", "patch_size"):
@@ -108,16 +117,27 @@ class ModelSpec:
             arguments["patch_size"] = self.patch_size
         model = self._create(arguments, seed)
         self._check_patches(model)
-        saved = None if self.checkpoint is None else read_checkpoint(Path(self.checkpoint))
+        saved = None if self.checkpoint is None else self.saved_for(model, Path(self.checkpoint))
         as_stock = saved is not None and (self.variant == "stock" or saved.fits(model.state_dict()))
         if saved is not None and as_stock:
-            saved.load_into(model)
+            saved.load_into(model, head_names(model))
         if self.variant == "april":
             read_embedding_directly(model)
         model = model.to(DTYPES[self.dtype])
         if saved is not None and not as_stock:
-            saved.load_into(model)
+            saved.load_into(model, head_names(model))
         return model
+
+    def saved_for(self, model: nn.Module, checkpoint: Path) -> Checkpoint:
+        """The file's weights, beside the model's own head where that is not loaded.
+
+        Raises:
+            ConfigError: the file cannot be read, or which head the model has is not known.
+        """
+        saved = read_checkpoint(checkpoint)
+        if self.checkpoint_head:
+            return saved
+        return saved.but_head(model, known_head(model, "model.checkpoint_head", "false"))
 
     def _create(self, arguments: dict[str, Any], seed: int) -> nn.Module:
         from fedsim.models.registry import timm
@@ -190,8 +210,8 @@ class Architecture:
 
         A wrapper that draws weights anew does so on a bare model's, and never on what was trained after it.
         """
-        saved = read_checkpoint(checkpoint)
         model, mark, bare = self._fresh()
+        saved = self.spec.saved_for(model, checkpoint)
         if not saved.fits(model.state_dict()) or (saved.fits(bare) and saved.mark != mark):
             return None
         saved.load_into(model)
@@ -199,7 +219,7 @@ class Architecture:
 
     def _fresh(self) -> tuple[nn.Module, str, dict[str, torch.Tensor]]:
         """The wrapped model without a checkpoint, the mark of what was redrawn, and the bare model's state."""
-        model = replace(self.spec, checkpoint=None, pretrained=False).build(self.seed)
+        model = replace(self.spec, checkpoint=None, checkpoint_head=True, pretrained=False).build(self.seed)
         bare = copy.deepcopy(model.state_dict())
         model = self._wrapped(model)
         return model, redrawn_mark(bare, model.state_dict()), bare

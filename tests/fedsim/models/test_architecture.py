@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -6,6 +8,7 @@ from torch import nn
 import fedsim
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, input_size, normalisation, parameter_count
+from fedsim.models.finetune import FULL, LoRA
 
 SMALL = ModelSpec("vit_tiny_patch16_224", 5, 32, 8, kwargs={"depth": 1})
 
@@ -96,6 +99,61 @@ def test_checkpoints(tmp_path):
             ConfigError, match=rf"model\.checkpoint=.*{name}: must be a state dict that fits the model: \S"
         ):
             ModelSpec(SMALL.name, 5, 32, 8, checkpoint=str(tmp_path / name), kwargs={"depth": 1}).build(0)
+
+
+def test_names_that_wrappers_of_a_model_lengthened(tmp_path):
+    model = SMALL.build(7)
+    for prefix in ("module.", "_orig_mod.", "module._orig_mod."):
+        torch.save({prefix + name: tensor for name, tensor in model.state_dict().items()}, tmp_path / "w.pt")
+        assert same(replace(SMALL, checkpoint=str(tmp_path / "w.pt")).build(0), model)
+
+
+def test_a_checkpoint_of_other_classes(tmp_path):
+    torch.save(replace(SMALL, num_classes=7).build(7).state_dict(), tmp_path / "w.pt")
+    ours = replace(SMALL, checkpoint=str(tmp_path / "w.pt"))
+    wanted = (
+        r"^model\.checkpoint=.*head\.weight is of shape \[7, 192\], not of shape \[5, 192\]; only the head differs: "
+    )
+    with pytest.raises(ConfigError, match=wanted + r"model\.checkpoint_head=false loads all but it$"):
+        ours.build(0)
+    for finetune in (FULL, LoRA()):
+        built = Architecture(replace(ours, checkpoint_head=False), (), 3, finetune).build().state_dict()
+        drawn = SMALL.build(3).state_dict()
+        for name, tensor in torch.load(tmp_path / "w.pt").items():
+            assert torch.equal(built[name], drawn[name] if name.startswith("head.") else tensor), name
+
+
+def test_the_head_is_drawn_though_the_file_has_one_that_fits(tmp_path):
+    trained = Architecture(SMALL, (), 1, LoRA()).build()
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    spec = replace(SMALL, checkpoint=str(tmp_path / "w.pt"), checkpoint_head=False)
+    built = Architecture(spec, (), 2, LoRA()).build().state_dict()
+    assert torch.equal(built["head.weight"], SMALL.build(2).state_dict()["head.weight"])
+    assert torch.equal(built["norm.weight"], trained.state_dict()["norm.weight"])
+    assert ModelSpec.from_dict(spec.to_dict()) == spec
+    assert "checkpoint_head" not in SMALL.to_dict(), "as in records of before"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"hello world", "it is no file that torch.save or safetensors wrote, or not a whole one"),
+        (bytes(range(46, 256)) * 5, "it is no file that torch.save or safetensors wrote, or not a whole one"),
+        (
+            torch.nn.Linear(2, 2),
+            "it holds torch.nn.modules.linear.Linear, and only tensors are read; save model.state_d",
+        ),
+        ([1], "it holds no dictionary of tensors by name"),
+        ({"head.weight": torch.ones(1)}, "it lacks cls_token, pos_embed, patch_embed.proj.weight and "),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_one_line_in_our_words(tmp_path, content, words):
+    path = tmp_path / "w.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ConfigError) as refused:
+        replace(SMALL, checkpoint=str(path)).build(0)
+    assert str(refused.value).startswith(f"model.checkpoint={path}: must be a state dict that fits the model: {words}")
+    assert str(refused.value).isprintable()
 
 
 def test_what_the_model_reads():
