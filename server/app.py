@@ -53,7 +53,7 @@ class ServerPlan:
         rules: what every honest reply is like.
         evaluate_every: rounds between central evaluations; the last round is always evaluated.
         checkpoint_mark: what checkpoints carry: `Architecture.redrawn` of the model.
-        on_round: called after each round with its metrics.
+        on_round: called with its metrics after each round, whose resume point is on disk by then.
         gauges: asked after each round for what its timings are to hold besides, such as attacks that wait.
         client_of: a client's number from its node id.
         observe: None for a server that does not look.
@@ -151,7 +151,7 @@ def run_rounds(plan: ServerPlan, rounds: Rounds, grid: Grid) -> None:
     after_round = _AfterRound(plan, rounds, start.seconds if start is not None else 0.0)
     if start is None:
         arrays = to_arrays({n: t for n, t in plan.model.state_dict().items() if n not in plan.resting})
-        after_round(0, arrays)
+        plan.on_round(0, after_round(0, arrays))
     else:
         arrays = start.arrays
         try:
@@ -164,10 +164,11 @@ def run_rounds(plan: ServerPlan, rounds: Rounds, grid: Grid) -> None:
             logger.info("round %d of %d", server_round, plan.num_rounds)
             arrays = rounds.train(server_round, arrays, grid, plan.round_timeout)
             rounds.evaluate(server_round, arrays, grid, plan.round_timeout)
-            after_round(server_round, arrays)
+            metrics = after_round(server_round, arrays)
             if plan.points is not None:
                 make = partial(_point, server_round, arrays, rounds, grid, after_round)
                 plan.points.after_round(server_round == plan.num_rounds, make)
+            plan.on_round(server_round, metrics)  # a round that is reported can be gone on from
 
 
 def client_states(grid: Grid) -> dict[int, RecordDict]:
@@ -224,7 +225,8 @@ class _AfterRound:
         """Since the run began, without the time between its parts."""
         return time.perf_counter() - self._start
 
-    def __call__(self, server_round: int, arrays: ArrayRecord) -> None:
+    def __call__(self, server_round: int, arrays: ArrayRecord) -> dict[str, Any]:
+        """Gives the round's metrics, failures among them."""
         plan = self._plan
         last = server_round == plan.num_rounds
         record = self._rounds.take()
@@ -251,4 +253,4 @@ class _AfterRound:
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         measured = {f"timings/{name}": float(value) for name, value in row.items() if name != "round"}
         plan.trackers.log(server_round, numbers | measured)
-        plan.on_round(server_round, {**metrics, "failures": failures})
+        return {**metrics, "failures": failures}

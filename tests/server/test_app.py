@@ -28,3 +28,20 @@ def test_a_rounds_updates_are_gone_before_the_next_ones_come(strategy, command, 
     assert (code, [line for line in error.splitlines() if not line.endswith("…")]) == (0, [])
     assert len(alive) >= 3
     assert set(alive) == {0}
+
+
+def test_a_round_that_is_reported_can_be_gone_on_from(command, tmp_path, monkeypatch):
+    seen, folder = [], tmp_path / "run"
+
+    def show(self, server_round, rounds, metrics):
+        seen.append((server_round, sorted(path.name for path in (folder / "resume").glob("round-*"))))
+
+    monkeypatch.setattr("experiments.run.command._Run._show_round", show)
+    small = ["num_clients=2", "num_rounds=2", "simulation=inline", "observe.every=0", "resume_every_seconds=0"]
+    code, _, err = command("fedsim", *small, f"run_dir={folder}")
+    assert code == 0, err
+    assert [(number, any(f"{number}" in name for name in names)) for number, names in seen] == [
+        (0, False),
+        (1, True),
+        (2, True),
+    ]
