@@ -14,11 +14,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
+from yaml import YAMLError
 
 from experiments.cli.errors import ConfigFault, one_line, own_folder
 from experiments.cli.launcher import SideBySide, register
 from experiments.cli.logs import quiet_libraries
-from experiments.cli.repeats import refuse_repeats
+from experiments.cli.repeats import given_twice, refuse_repeats
 from experiments.commands.catalogue import Catalogue
 from experiments.commands.early import check_early, check_named
 from experiments.commands.flags import HELP, words, wrong_flag
@@ -26,8 +27,9 @@ from experiments.commands.fresh import forget, remove_all_unused, remove_unused
 from experiments.commands.help import answer
 from experiments.commands.stage import CommandStage, shortest
 from experiments.commands.table import COMMANDS, Command, Config
-from fedsim.errors import RunError
+from fedsim.errors import ConfigError, RunError
 from fedsim.memory.kept import keep_memory
+from fedsim.settings.places import unwritable
 from fedsim.settings.ray_address import quiet_environment
 from fedsim.settings.schema import parse
 
@@ -75,15 +77,15 @@ def run_command(stage: CommandStage) -> None:
         call.carry_out()
     except ConfigFault as error:
         _refuse(call.one_line(error))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, YAMLError) as error:
         if stage.folder is not None:
             raise
-        # What Hydra says of a group's option that is no name.
+        # What Hydra says of a group's option that is no name, and PyYAML of an option's file.
         _refuse(call.one_line(error))
     except OSError as error:
         if stage.folder is not None:
             raise
-        _refuse(f"run_dir={error.filename}: a folder that can be written to ({error.strerror})")
+        _refuse(str(ConfigError("run_dir", error.filename, unwritable(error))))
     except KeyboardInterrupt:
         errors.print(stage.interrupted(), markup=False)
         sys.exit(130)
@@ -131,6 +133,8 @@ class _Call:
 
         def settings() -> Config:
             refuse_repeats(chosen.overrides.task)
+            for said in given_twice(chosen.overrides.task):
+                errors.print(said, markup=False)
             return resolved(config)
 
         self._attempt(settings, Path(chosen.runtime.output_dir), sweep)

@@ -16,6 +16,7 @@ from hydra.errors import (
 )
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from experiments.commands.catalogue import Catalogue
 from fedsim.errors import ConfigError, nearest
@@ -36,6 +37,8 @@ def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
     known = config_error(error)
     if known is not None:
         return str(known)
+    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
+        return f"{mark.name}, line {mark.line + 1}: {error.problem or error.context}: must be YAML"
     if isinstance(error, MissingConfigException):
         return _missing_option(str(error), config_name, overrides)
     if isinstance(error, InstantiationException):

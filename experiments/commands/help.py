@@ -75,7 +75,11 @@ def _pages(name: str, catalogue: Catalogue, word: str) -> Iterator[str]:
     elif options := catalogue.find(key.rpartition("/")[2]):
         yield from map(option_page, options)
     elif key.split(".")[0] in catalogue.groups:
-        yield from map(option_page, catalogue.find(key.split(".")[1]))
+        group, inner, *_ = key.split(".")
+        having = [
+            one for one in catalogue.groups[group] if re.search(rf"^\s*{re.escape(inner)}:", one.text, re.MULTILINE)
+        ]
+        yield from map(option_page, catalogue.find(inner) if group in LISTS else having[:1])
     elif block := _block(catalogue.main, key.split(".")[0]):
         yield block
 
@@ -106,6 +110,9 @@ def _unknown(name: str, catalogue: Catalogue, word: str) -> str:
         return f"--help {word}: {name} has no such group; ask {other} --help {word}"
     known = [*catalogue.groups, *(one.name for options in catalogue.groups.values() for one in options)]
     known += re.findall(r"^(\w+):", catalogue.main, flags=re.MULTILINE)
+    nested = re.search(rf"^(\w+):(?:\n(?:[ #].*)?)*?\n  {re.escape(word)}:", catalogue.main, flags=re.MULTILINE)
+    if nested:
+        return f"--help {word}: no group, option or setting is called so. Did you mean '{nested[1]}.{word}'?"
     hint = nearest(word, ["all", *known]) or f" Groups: {', '.join(catalogue.groups)}."
     return f"--help {word}: no group, option or setting is called so.{hint}"
 

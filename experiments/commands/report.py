@@ -27,7 +27,13 @@ def run_report() -> None:
     try:
         console.print(str(write_page(arguments.folders, arguments.out)), markup=False)
     except (ValueError, OSError) as error:
-        errors.print(f"error: {error}", markup=False)
+        said = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            more = "; --out FILE writes a comparison elsewhere" if len(arguments.folders) > 1 else ""
+            said = (
+                f"{Path(error.filename).parent}: the page cannot be written into this folder ({error.strerror}){more}"
+            )
+        errors.print(f"error: {said}", markup=False)
         sys.exit(2)
 
 

@@ -35,7 +35,7 @@ from fedsim.observation_factory import ObservationFactory
 from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
 from fedsim.settings.class_folders import refuse_one_class
-from fedsim.settings.commands import FederatedConfig, JobConfig, PriorConfig, RunConfig, config_of
+from fedsim.settings.commands import AuditConfig, FederatedConfig, JobConfig, PriorConfig, RunConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.knowledge import without_knowledge
@@ -206,6 +206,8 @@ def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> R
     text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)
     if expected is not None and (other := first_difference(_comparable(expected), _comparable(text))):
         key, before, now = other
+        if isinstance(config, AuditConfig) and "observe" in yaml.safe_load(expected):
+            raise ConfigError("run_dir", root, fault="choose a new folder, this one holds a federated run")
         there = f"{key}={now} now, {before} there"
         raise ConfigError(
             "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {there}"

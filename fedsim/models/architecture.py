@@ -4,6 +4,8 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -167,7 +169,8 @@ class ModelSpec:
             return
         if size[0] % patch[0] or size[1] % patch[1]:
             key, value = ("patch_size", patch[0]) if self.patch_size is not None else ("img_size", size[0])
-            raise ConfigError(f"model.{key}", value, f"pictures of {size[0]} px filled by patches of {patch[0]} px")
+            wanted = f"a multiple of patch_size={patch[0]}" if key == "img_size" else f"a divisor of img_size={size[0]}"
+            raise ConfigError(f"model.{key}", value, wanted)
 
 
 @dataclass(frozen=True)
@@ -310,4 +313,9 @@ def parameter_count(model: nn.Module) -> int:
 def _similar(name: str) -> str:
     from fedsim.models.registry import timm
 
-    return nearest(name, timm.list_models()) or " timm.list_models() names them all."
+    names = timm.list_models()
+    ours = [one.name.removesuffix(".yaml") for one in files("conf").joinpath("model").iterdir()]
+    found = get_close_matches(name, [*names, *ours], n=1, cutoff=0.6)
+    if found and found[0] not in names:
+        return f" Did you mean model={found[0]}?"
+    return nearest(name, names) or " timm.list_models() names them all."

@@ -68,7 +68,7 @@ class MeasureSettings:
 class LocalConfig:
     """What a client computes with."""
 
-    seed: int
+    seed: Annotated[int, at_least(0)]
     audit: object = field(init=False, default_factory=dict)  # no setting here
     client: ClientSettings
     data: Component
@@ -125,6 +125,12 @@ class FederatedConfig(JobConfig):
         super().check()
         for key in ("fraction_train", "fraction_evaluate"):
             number(0.0, 1.0)(f"strategy.{key}", self.strategy.get(key, 0))
+        if self.strategy.get("fraction_train", 1) == 0:
+            raise ConfigError("strategy.fraction_train", 0, "a number above 0: with 0 no client trains")
+        malicious = self.strategy.get("num_malicious_nodes", 0)
+        if is_whole(malicious) and malicious and 2 * malicious >= self.num_clients:
+            wanted = f"less than half of num_clients={self.num_clients}: no rule is robust against more"
+            raise ConfigError("strategy.num_malicious_nodes", malicious, wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,6 +170,8 @@ def _named(key: str, error: InstantiationException) -> ConfigError:
         cause = cause.__cause__
     path = f"{key}.{within.group(1)}" if within else key
     if not isinstance(cause, ConfigError):
+        if lacking := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(cause).replace("'", "")):
+            return ConfigError(f"{path}.{TARGET}", lacking[1], f"a class that defines {lacking[2]}")
         return ConfigError(path, " ".join(str(cause).split())[:200], "settings that fit")
     group = key.split(".", 1)[0]
     if cause.key.startswith((f"{group}.", "client.")) or cause.key == group:

@@ -65,7 +65,7 @@ class ClientSettings:
     Attributes:
         share: `gradient` (one batch, no step), `delta` or `weights` (after local steps).
         batch_size: pictures a step; a client with fewer takes all it has.
-        local_epochs: passes over the client's pictures; ignored where `local_steps` is set.
+        local_epochs: passes over the client's pictures; 1 where `local_steps` is set.
         local_steps: a fixed number of steps instead.
         optimizer: Hydra config of a torch optimiser, without its parameters.
         scheduler: Hydra config of a torch scheduler, stepped after each local step, or None.
@@ -108,6 +108,9 @@ class ClientSettings:
                 if (value := getattr(self, key)) not in usual:
                     wanted = f"{said} beside client.share=gradient: such a client takes no step (strategy=fedavg does)"
                     raise ConfigError(f"client.{key}", value, wanted)
+        if self.local_steps is not None and self.local_epochs != 1:
+            wanted = f"null beside client.local_epochs={self.local_epochs}: one of them says how long a client trains"
+            raise ConfigError("client.local_steps", self.local_steps, wanted)
         if self.schedule.constant:
             return
         if self.share == "gradient":

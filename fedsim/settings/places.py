@@ -19,6 +19,12 @@ def class_folders(path: object) -> Path:
     return root
 
 
+def unwritable(error: OSError) -> str:
+    """What a folder must be that cannot be made or written to."""
+    reason = "this is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+    return f"a folder that can be written to ({reason})"
+
+
 def check_model_file(path: object) -> None:
     """Raises ConfigError where `model.checkpoint` names a file that is not there; None: it names none."""
     if path is not None and not Path(str(path)).is_file():

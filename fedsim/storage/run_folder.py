@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from fedsim.errors import ConfigError
+from fedsim.settings.places import unwritable
 from fedsim.storage import json_lines
 from fedsim.storage.durable import locked, replacing, write_whole
 from fedsim.update import State
@@ -30,7 +31,7 @@ class RunFolder:
             with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):  # a name that no other process takes
                 pass
         except OSError as error:
-            raise ConfigError("run_dir", root, f"a folder that can be written to ({error.strerror})") from error
+            raise ConfigError("run_dir", root, unwritable(error)) from error
 
     def locked(self) -> AbstractContextManager[None]:
         """See `fedsim.storage.durable.locked`."""
@@ -40,7 +41,7 @@ class RunFolder:
         """Raises ConfigError where fewer than `needed` bytes are free."""
         free = shutil.disk_usage(self.root).free
         if free < needed:
-            words = f"a folder with {needed / 1e6:.0f} MB free for {purpose}, not {free / 1e6:.0f} MB"
+            words = f"a folder with {_size(needed)} free for {purpose}, not {_size(free)}"
             raise ConfigError("run_dir", self.root, words)
 
     @property
@@ -113,3 +114,7 @@ class RunFolder:
         saved = self.checkpoints.glob("round-*.safetensors")
         for old in sorted(saved, key=lambda path: (len(path.name), path.name))[:-keep]:
             old.unlink()
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.0f} MB" if count >= 1e6 else f"{count / 1e3:.0f} KB"

@@ -84,6 +84,9 @@ class LoRA(Finetune):
         added = set()
         for name, layer in layers.items():
             if name.rpartition(".")[2] in self.targets:
+                most = min(layer.in_features, layer.out_features)
+                expected = f"at most {most}: {name} has {layer.in_features} inputs and {layer.out_features} outputs"
+                require("finetune.rank", self.rank, self.rank <= most, expected)
                 bound = 1 / math.sqrt(layer.in_features)
                 first = uniform(bound, (self.rank, layer.in_features), seed, "lora_A", name)
                 if isinstance(layer, LowRankLinear):

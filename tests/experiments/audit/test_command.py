@@ -104,6 +104,14 @@ def test_other_images_or_weights_under_the_same_paths_are_refused(command, tmp_p
     assert len(rows(tmp_path / "run", "attacks")) == 2
 
 
+def test_the_folder_of_a_federated_run_is_called_that(audit, command):
+    folder = audit("audit.num_images=1")
+    settings = (folder / "config.yaml").read_text().replace("observation: null", "observe: {}")
+    (folder / "config.yaml").write_text(settings)
+    code, _, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, "audit.num_images=1")
+    assert (code, err.splitlines()[-1].endswith(": choose a new folder, this one holds a federated run")) == (2, True)
+
+
 def test_two_processes_are_not_at_work_in_one_folder(audit, command):
     folder = audit("audit.num_images=1")
     before = (folder / "attacks.jsonl").read_bytes()

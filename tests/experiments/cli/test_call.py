@@ -65,6 +65,14 @@ FAULTS = [
         ["attack=[patch_gradient,: ", "quote it: 'attack=[patch_gradient, labels]'"],
     ),
     (["observe.clients=[1,", "2,", "3]"], ["quote it: 'observe.clients=[1, 2, 3]'"]),
+    (["strategy.fraction_train=0"], ["strategy.fraction_train=0", "above 0: with 0 no client trains"]),
+    (["strategy=krum", "strategy.num_malicious_nodes=9", "num_clients=4"], ["num_malicious_nodes=9", "num_clients=4"]),
+    (["strategy=fedavg", "client.local_steps=2", "client.local_epochs=2"], ["client.local_steps=2", "local_epochs=2"]),
+    (["strategy=fedavg", "finetune=lora", "finetune.rank=500"], ["finetune.rank=500", "at most 64"]),
+    (["seed=-1"], ["seed=-1", "a whole number of at least 0"]),
+    (["model.img_size=7"], ["model.img_size=7: must be a multiple of patch_size=2"]),
+    (["model.name=vit_smal"], ["model.name=vit_smal", "Did you mean model=vit_small?"]),
+    (["run_dir=/dev/null"], ["run_dir=/dev/null: must be a folder that can be written to (this is a file)"]),
     (["ray.grows=perhaps"], ["ray.grows=perhaps", "true or false"]),
 ]
 
@@ -227,3 +235,17 @@ def test_one_class_is_enough_for_a_model_of_more(command, folder_of, tmp_path):
     data = [*folder_of("cat"), "model.num_classes=2", "audit.num_images=1", "attack=[labels]"]
     code, _, err = command("fedsim-audit", *data, "simulation=inline", f"run_dir={tmp_path}/run")
     assert code == 0, err
+
+
+def test_a_key_given_twice_is_said(command):
+    code, _, err = command("fedsim", "num_rounds=1", "num_rounds=2", "num_clients=0")
+    assert (code, err.splitlines()[0]) == (2, "num_rounds=2 counts, not num_rounds=1 before it")
+
+
+def test_broken_yaml_is_one_line_with_its_place(command, tmp_path):
+    (tmp_path / "own" / "attack").mkdir(parents=True)
+    file = tmp_path / "own" / "attack" / "bad7.yaml"
+    file.write_text("bad7:\n\t_target_: x\n")
+    code, _, err = command("fedsim", "--config-dir", str(tmp_path / "own"), "attack=[bad7]")
+    assert code == 2
+    assert err == f"error: {file}, line 2: found character '\\t' that cannot start any token: must be YAML\n"

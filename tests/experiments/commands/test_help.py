@@ -108,3 +108,10 @@ def test_options_of_ones_own_are_listed(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2] == "Others"
     assert lines[-1].split(maxsplit=1) == ["mine", "My own attack. It is new"]
+
+
+def test_nested_keys(catalogues):
+    assert "checkpoint: null" in page(catalogues, "fedsim", "model.checkpoint")
+    assert "local_epochs: 1" in page(catalogues, "fedsim", "client.local_epochs")
+    _, fault = answer("fedsim", catalogues["fedsim"], ["local_epochs"])
+    assert fault.endswith("Did you mean 'client.local_epochs'?")

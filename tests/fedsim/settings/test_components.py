@@ -1,5 +1,6 @@
 """What a user's settings may get wrong, named by the full key."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import pytest
@@ -93,3 +94,13 @@ def test_a_module_that_python_does_not_find_is_said_where_to_put() -> None:
     told = rf"a class that can be imported: {__name__} has no Thign\. Did you mean 'Thing'\?$"
     with pytest.raises(ConfigError, match=told):
         build_component("attack.mine", {"_target_": f"{__name__}.Thign"}, Thing)
+
+
+class Abstract(ABC):
+    @abstractmethod
+    def run(self) -> None: ...
+
+
+def test_a_class_that_lacks_a_method_is_told_which() -> None:
+    with pytest.raises(ConfigError, match=r"^group\.thing\._target_=Abstract: must be a class that defines run$"):
+        build_component("group.thing", {"_target_": f"{__name__}.Abstract"}, Abstract)

@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,3 +83,9 @@ def test_the_last_checkpoints_are_kept_whatever_the_number_of_digits(tmp_path):
         folder.save_checkpoint({"w": torch.zeros(1)}, server_round, keep=2)
     names = {path.name for path in folder.checkpoints.iterdir()}
     assert names == {"round-99999.safetensors", "round-100000.safetensors"}
+
+
+def test_little_room_is_said_in_kilobytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=300_000))
+    with pytest.raises(ConfigError, match="a folder with 1 MB free for a point, not 300 KB$"):
+        RunFolder(tmp_path).check_room(1_000_000, "a point")

@@ -96,7 +96,7 @@ def disk_full(bench: Bench, finding: Finding) -> None:
         _fill(ballast, shutil.disk_usage(disk).free - TOO_LITTLE)
         early = bench.small(folder=disk / "early")
         code, line = early.wait(), _error(early)
-        right = code == 2 and "MB free for a resume point" in line and not early.rows("metrics")
+        right = code == 2 and " free for a resume point" in line and not early.rows("metrics")
         finding.check(right, f"{TOO_LITTLE} bytes free: refused before it starts", f"{TOO_LITTLE} bytes: {code} {line}")
         ballast.unlink()
         shutil.rmtree(disk / "early")

@@ -218,7 +218,7 @@ class _GoesPast(nn.Module):
 
 
 def test_a_model_that_goes_past_the_factors_is_refused():
-    recipe = LoRA(targets=("qkv",), head=False)
+    recipe = LoRA(rank=2, targets=("qkv",), head=False)
     with pytest.raises(
         ConfigError, match="finetune=lora: must be a model that calls its modules: _GoesPast goes past qkv"
     ):
