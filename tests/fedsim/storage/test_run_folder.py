@@ -87,5 +87,5 @@ def test_the_last_checkpoints_are_kept_whatever_the_number_of_digits(tmp_path):
 
 def test_little_room_is_said_in_kilobytes(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=300_000))
-    with pytest.raises(ConfigError, match="a folder with 1 MB free for a point, not 300 KB$"):
+    with pytest.raises(ConfigError, match=r"a folder with 1 MB free for a point, not 300 KB$"):
         RunFolder(tmp_path).check_room(1_000_000, "a point")
