@@ -1,6 +1,7 @@
 """Options named twice in one list, and keys given twice: Hydra would take one of them and say nothing."""
 
 from collections.abc import Iterable
+from importlib.resources import files
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -11,7 +12,7 @@ def refuse_repeats(overrides: Iterable[str]) -> None:
     """Raises ConfigError: a list of options, as in `defense=[half,half]`, has one of them twice."""
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         value = None if override.is_delete() or override.is_sweep_override() else override.value()
-        if "." in override.key_or_group or not isinstance(value, list):
+        if not isinstance(value, list) or not files("conf").joinpath(override.key_or_group).is_dir():
             continue
         again = [one for place, one in enumerate(value) if one in value[:place]]
         if again:

@@ -239,7 +239,7 @@ def test_a_result_of_the_wrong_shape_fails_alone(audit):
     folder = audit(*settings, "+attack.odd={_target_:tests.server.faulty_attacks.WrongShape}")
     statuses = [(row["attack"], row["status"]) for row in rows(folder, "attacks")]
     assert statuses == [("patch_gradient", "done"), ("odd", "failed")] * 2
-    assert "cannot be scored" in rows(folder, "attacks")[1]["reason"]
+    assert "gave images of shape (1, 3, 5, 5)" in rows(folder, "attacks")[1]["reason"]
 
 
 def test_an_attack_that_writes_into_its_observation_fails(audit):

@@ -7,7 +7,7 @@ from fedsim.observation import Observation
 
 
 class Sure(Attack):
-    """A grey image, or labels that no model has, certified; with a promise in dB where it is told one."""
+    """A grey image, or labels of the last class, certified; with a promise in dB where it is told one."""
 
     def __init__(self, labels: bool = False, promised: float | None = None) -> None:
         self.labels = labels
@@ -17,7 +17,7 @@ class Sure(Attack):
         certificate = Certificate("certified", "planted", self.values)
         size = observation.protocol.batch_size
         if self.labels:
-            return Reconstruction(labels=torch.full((size,), observation.num_classes), certificate=certificate)
+            return Reconstruction(labels=torch.full((size,), observation.num_classes - 1), certificate=certificate)
         return Reconstruction(torch.full((size, *observation.image_shape), 0.5), certificate=certificate)
 
     def confirm(self, observation: Observation, result: Reconstruction) -> Reconstruction:

@@ -7,6 +7,7 @@ import fedsim
 from attacks.forward_mode import CHUNK
 from attacks.optimization import GaussNewton
 from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.stages import MOST_COLUMNS
 from tests.attacks.optimization.second_order.test_attack import WHITE
 
 SETTINGS = {"starts": ["mean"], "restarts": 1, "prior": WHITE, "frames": 0, "steps": 8, "first_order": 5}
@@ -41,14 +42,14 @@ def limited(monkeypatch):
 
 
 def test_the_more_memory_the_more_directions_at_once_and_the_same_images(seen, limited):
-    asked = limited(CHUNK)
+    asked = limited(MOST_COLUMNS)
     found = []
     for room in (0.002, 0.004, 4.0):
         asked.clear()
         found.append(fedsim.attack(GaussNewton(**SETTINGS, memory_gib=room), seen).images)
         assert len(set(asked)) == 1
         found.append(asked[0])
-    assert 1 < found[1] < found[3] < found[5] == CHUNK
+    assert 1 < found[1] < found[3] < found[5] == MOST_COLUMNS
     assert torch.allclose(found[0], found[4], atol=1e-6)
 
 
