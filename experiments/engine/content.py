@@ -1,4 +1,4 @@
-"""What results are of besides settings: weights, a model's code and images. A run folder holds results of one such."""
+"""What results are of besides settings: a file of weights, a model's code and images. A folder holds results of one."""
 
 import copy
 import json
