@@ -224,11 +224,11 @@ class _VictimSearch:
 
     def _begin(self, kind: str, start: Tensor) -> LMState:
         """What has the low frequencies already varies all; others are brought near first, where J is not whole."""
-        x, coarse = self.plan.unknowns(start), self.plan.coarse
+        x = self.plan.unknowns(start)
         if kind == "closed_form" or self.near:
             self.stage = sum(stage.partial for stage in self.plan.stages)
-        elif coarse is not None and self.settings.first_order:
-            x = first_order(coarse, x.float(), self.settings.first_order).double()
+        elif not self.plan.whole and self.settings.first_order:
+            x = first_order(self.plan.coarse, x.float(), self.settings.first_order).double()
         return LMState(x)
 
     def _reached(self, stage: Stage, cost: float) -> bool:

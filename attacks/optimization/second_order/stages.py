@@ -13,9 +13,10 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB, chunk_size, default_budget
 from attacks.optimization.second_order.coordinates import Frequencies
-from attacks.optimization.second_order.levenberg_marquardt import DenseModel, Linearised
+from attacks.optimization.second_order.levenberg_marquardt import DenseModel, Linearised, NormalEquations
 from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import Residual, make_residuals, shape_of
+from attacks.optimization.second_order.sketch import gram
 from fedsim.bounds.gaussian_prior import ImagePrior
 
 MOST_WHOLE = 2_000
@@ -24,6 +25,8 @@ MOST_COLUMNS = 512
 """Of J whole, that are computed at once: each chunk costs some 60 ms of Python at `vit_nano`, whatever its size."""
 WHOLE_BYTES = 8
 """Of one round's J whole, for each of its numbers."""
+FAR = 10.0
+"""Of ‖r‖² that the errors of what was shared leave: above it J is rounded far less than the image is unknown."""
 PARTS = (16, 4)
 """One in so many coordinates is varied first, the low frequencies; then all."""
 SKETCH_BYTES = 64
@@ -54,7 +57,7 @@ class StagePlan:
     Attributes:
         point: of the problem's space, flat, from the unknowns; `unknowns` undoes it.
         directions: along which the change of what was shared is held at once; of 1, less memory would change nothing.
-        coarse: the first stage's residual in float32; None where J is whole.
+        coarse: the first stage's residual in float32.
         by_products: of a residual and the same in float32, over all coordinates; None where J is whole.
     """
 
@@ -62,12 +65,12 @@ class StagePlan:
     point: Callable[[Tensor], Tensor]
     unknowns: Callable[[Tensor], Tensor]
     directions: int
-    coarse: Residual | None = None
+    coarse: Residual
     by_products: Callable[[Residual, Residual], MatrixFree] | None = None
 
     @property
     def whole(self) -> bool:
-        return self.coarse is None
+        return self.by_products is None
 
 
 def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePlan:
@@ -76,8 +79,10 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
     if (together := whole_together(problem, count, task)) is not None:
-        stages = [Stage(one, whole_model(one, together)) for one in make_residuals(*given)]
-        return StagePlan(stages, _same, _same, count)
+        exact, coarse = make_residuals(*given), make_residuals(*given, dtype=torch.float32)
+        pairs = zip(exact, coarse, strict=True)
+        stages = [Stage(one, whole_model(one, rough, together)) for one, rough in pairs]
+        return StagePlan(stages, _same, _same, count, coarse[0])
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
     unknowns = _same if frequencies is None else frequencies.coordinates
@@ -123,10 +128,26 @@ def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | N
     return chunk_size(MOST_COLUMNS, DIRECTION_BYTES * largest, (room - whole) / GIB)
 
 
-def whole_model(residual: Residual, together: int) -> Callable[[Tensor], DenseModel]:
-    """The linear model of a residual at a point, by J whole."""
+def whole_model(residual: Residual, coarse: Residual, together: int) -> Callable[[Tensor], DenseModel]:
+    """The linear model of a residual at a point, by J whole.
 
-    return lambda x: DenseModel(residual.normal(x, together), lambda w: residual.transposed(x, w))
+    By J in float32, for half the time, as long as the point explains little of what one round shared: ‖r‖² and its
+    slope are exact all the same.
+
+    Args:
+        coarse: the residual in float32.
+    """
+
+    def equations(x: Tensor) -> NormalEquations:
+        if residual.rounds:
+            return residual.normal(x, together)
+        r = residual(x)
+        if float(r[: len(residual.target)].square().sum()) <= FAR * residual.floor:
+            return residual.normal(x, together)
+        normal = gram(coarse.jacobian(x.float(), together).T.double())
+        return NormalEquations(float(r.square().sum()), normal, residual.transposed(x, r))
+
+    return lambda x: DenseModel(equations(x), lambda w: residual.transposed(x, w))
 
 
 def _same(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

@@ -42,7 +42,7 @@ def descend_with_fading(
     weight = left / count if count else 0.0
     for number in range(steps):
         weight = weight if number < with_prior * steps else 0.0
-        held = residual if whitened is None else _held(residual, whitened, weight)
+        held = held_by_prior(residual, whitened, weight)
         before = float(held(state.x).square().sum())
         take_step(state, held, linearised(held, weight))
         left = _left(residual, state.x)
@@ -58,8 +58,9 @@ def descend_with_fading(
     return state.x, False
 
 
-def _held(residual: Residual, whitened: Callable[[Tensor], Tensor], weight: float) -> Residual:
-    if not weight:
+def held_by_prior(residual: Residual, whitened: Callable[[Tensor], Tensor] | None, weight: float) -> Residual:
+    """With the prior's rows besides, by this weight."""
+    if whitened is None or not weight:
         return residual
     own, scale = residual.before, math.sqrt(weight)
 

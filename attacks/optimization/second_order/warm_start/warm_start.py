@@ -16,7 +16,7 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, whole_model, whole_together
-from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading
+from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
 from fedsim.bounds.gaussian_prior import ImagePrior
@@ -112,7 +112,7 @@ class WarmStart:
     def _towards(self, point: Float[Tensor, " n"], steps: int, with_prior: float) -> tuple[Float[Tensor, " n"], bool]:
         x, together = self.plan.unknowns(point), whole_together(self.problem, len(point), self.task)
         if together is not None:
-            return self._descend(self._residual, x, _same, together, steps, with_prior=with_prior)
+            return self._descend(self._residual, self._coarse, x, _same, together, steps, with_prior=with_prior)
         assert self.plan.by_products is not None
         residual = self._residual
         system = self.plan.by_products(residual, self._coarse)
@@ -126,16 +126,18 @@ class WarmStart:
         Args:
             fading: with a prior of images on the patches in the order in which they stand.
         """
-        order = (
-            None if self.known_logits is None else SoftPermutation.of(self.known_logits, self.problem.observation.roles)
+        order, coarse = (
+            None if known is None else SoftPermutation.of(known, self.problem.observation.roles)
+            for known in (self.known_logits, self._coarse_logits)
         )
-        if order is None:
+        if order is None or coarse is None:
             return None
         shape, begin = shape_of(self.problem), order.begin(point)
         together = whole_together(self.problem, len(begin), self.task)
         if together is None:
             return None
-        end, _ = self._descend(order.free(shape), begin, order.pixels, together, MORE_STEPS * self.steps, fading)
+        residual, steps = order.free(shape), MORE_STEPS * self.steps
+        end, _ = self._descend(residual, coarse.free(shape), begin, order.pixels, together, steps, fading)
         return order.placed(end, shape)
 
     @property
@@ -146,10 +148,11 @@ class WarmStart:
     @property
     def _coarse(self) -> Residual:
         """The same in float32."""
-        coarse, device = self.plan.coarse, self.task.device
-        assert coarse is not None
-        known = KnownLogits.of(self.problem, coarse, self.task.local, device, torch.float32)
-        return self._of_unknowns(known, coarse)
+        return self._of_unknowns(self._coarse_logits, self.plan.coarse)
+
+    @cached_property
+    def _coarse_logits(self) -> KnownLogits | None:
+        return KnownLogits.of(self.problem, self.plan.coarse, self.task.local, self.task.device, torch.float32)
 
     def _of_unknowns(self, known_logits: KnownLogits | None, residual: Residual) -> Residual:
         if known_logits is None:
@@ -160,6 +163,7 @@ class WarmStart:
     def _descend(
         self,
         residual: Residual,
+        coarse: Residual,
         x: Tensor,
         pixels: Callable[[Tensor], Tensor],
         together: int,
@@ -173,10 +177,11 @@ class WarmStart:
         def whitened(u: Tensor) -> Tensor:
             return self.prior.whitened(observation.to_unit_range(pixels(u).view(shape))).flatten()
 
-        def linearised(held: Residual, _: float) -> Callable[[Tensor], Linearised]:
-            return whole_model(held, together)
-
         prior = whitened if fading else None
+
+        def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
+            return whole_model(held, held_by_prior(coarse, prior, weight), together)
+
         enough = 2.0 * residual.floor
         return descend_with_fading(residual, prior, x, steps, linearised, self.report, enough, with_prior)
 

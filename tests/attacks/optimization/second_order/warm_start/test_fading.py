@@ -1,5 +1,7 @@
 """Steps with a prior that fades."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from attacks.optimization.second_order.warm_start.fading import descend_with_fad
 
 
 def whole(held, weight):
-    return whole_model(held, 2)
+    return whole_model(held, replace(held, weights=held.weights.float()), 2)
 
 
 def residual_of(shared, target, **settings):
