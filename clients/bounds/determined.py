@@ -39,8 +39,7 @@ class Determinedness(Bound):
             check_linear(party, rounds=True)
             result = party.train()
             update = party.share(result)
-            names = list(update.tensors)
-            J, shared = jacobian(party, names)
+            J, shared = jacobian(party, update)
             rounding = _rounding(party, update.tensors, shared, result)
             found.append((", ".join(map(str, party.pictures.ids)), determined(J, rounding, least=1.0)))
         whole = [one for _, one in found if one.rank == one.unknowns]

@@ -90,5 +90,5 @@ class GaussianReference(Bound):
             raise NotApplicable(f"{len(party.pictures)} images in an update: computed for one")
         result = party.train()
         std = gaussian_std(party, result, informed=True)
-        found, _ = jacobian(party, list(party.share(result).tensors))
+        found, _ = jacobian(party, party.share(result))
         return information(found, torch.full((len(found),), std, dtype=torch.float64)), std

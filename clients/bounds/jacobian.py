@@ -3,7 +3,7 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -14,9 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clients.bounds.base import Party, refuse_draws
 from defenses.base import Defense
-from fedsim.effects import AddsNoise, Clips, Quantises, Withholds
+from fedsim.effects import AddsNoise, Clips, Quantises, Withholds, of_training
 from fedsim.errors import NotApplicable
 from fedsim.models import Normaliser
+from fedsim.update import Update
 
 MOST_UNKNOWNS = 2000
 """Numbers of all images of an update together; above, singular values would have to be guessed."""
@@ -78,15 +79,15 @@ def _model(party: Party) -> torch.nn.Module:
     return model.train(party.runtime.settings.training_mode)
 
 
-def jacobian(party: Party, names: Sequence[str]) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:
+def jacobian(party: Party, update: Update) -> tuple[Float[Tensor, "numbers pixels"], Float[Tensor, " numbers"]]:
     """J of the mean gradient by pixels in [0, 1], clipped as the defenses do, and the gradient itself.
 
     Args:
-        names: of the tensors that are shared, in this order.
+        update: what the client shares: its tensors are in both, in their order.
     """
     model = _model(party)
     images, labels = party.images.double().cpu(), party.pictures.labels
-    whole = _shared(party, model, labels, names)
+    whole = _shared(party, model, labels, update)
     size, shape = images.numel(), images.shape
     basis = torch.eye(size, dtype=torch.float64).view(size, *shape)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), warnings.catch_warnings():
@@ -98,10 +99,10 @@ def jacobian(party: Party, names: Sequence[str]) -> tuple[Float[Tensor, "numbers
         return columns.T.contiguous(), shared
 
 
-def _shared(party: Party, model: torch.nn.Module, labels: Tensor, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+def _shared(party: Party, model: torch.nn.Module, labels: Tensor, update: Update) -> Callable[[Tensor], Tensor]:
     parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     smoothing, normaliser = party.runtime.settings.label_smoothing, Normaliser(model)
-    clips = [effect for effect in party.effects if isinstance(effect, Clips)]
+    clips = _clips(party, update)
 
     def loss(given: Mapping[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
         scores = functional_call(model, dict(given), (normaliser(image[None]),))
@@ -111,16 +112,27 @@ def _shared(party: Party, model: torch.nn.Module, labels: Tensor, names: Sequenc
         # One image after the other: forward mode through a vmapped LayerNorm's backward is wrong in torch 2.
         parts = [grad(loss)(parameters, image, label) for image, label in zip(images, labels, strict=True)]
         each = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-        for clip in clips:
+        for clip, _ in clips:
             if clip.per.startswith("example"):
                 each = _clipped(each, clip, examples=True)
         mean = {name: tensor.mean(dim=0) for name, tensor in each.items()}
-        for clip in clips:
+        for clip, before in clips:
             if not clip.per.startswith("example"):
-                mean = _clipped(mean, clip, examples=False)
-        return torch.cat([mean[name].flatten() for name in names])
+                mean |= _clipped({n: t for n, t in mean.items() if n not in before}, clip, examples=False)
+        return torch.cat([mean[name].flatten() for name in update.tensors])
 
     return whole
+
+
+def _clips(party: Party, update: Update) -> list[tuple[Clips, set[str]]]:
+    """In their order, each with the tensors that defenses before it withheld: they are not in its norm."""
+    found = [(clip, set[str]()) for clip in of_training(party.runtime.settings.clip_norm) if isinstance(clip, Clips)]
+    before: list[str] = []
+    for defense, one in party.defenses.defenses.items():
+        gone = {name for name, by in update.withheld.items() if by in before}
+        found += [(clip, gone) for clip in one.effects() if isinstance(clip, Clips)]
+        before.append(defense)
+    return found
 
 
 def _clipped(found: dict[str, Tensor], clip: Clips, examples: bool) -> dict[str, Tensor]:

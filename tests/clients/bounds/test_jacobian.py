@@ -34,16 +34,26 @@ DEFENSES = {
     "clip": (["defense=[gradient_clip]", "defense.gradient_clip.max_norm=0.1"], {"limit": 0.1}),
     "step": (["client.max_grad_norm=0.1"], {"limit": 0.1}),
     "dp_sgd": ([*QUIET, "defense.dp_sgd.max_grad_norm=0.5"], {"limit": 0.5, "per": "example"}),
+    "withheld": (
+        [
+            "defense=[withhold,gradient_clip]",
+            "defense.withhold.patterns=[head.*]",
+            "defense.gradient_clip.max_norm=0.01",
+        ],
+        {"limit": 0.01},
+    ),
     "per_layer": ([*QUIET, "defense.dp_sgd.per_layer=true"], {"limit": 1.0, "per": "layer"}),
 }
 
 
-@pytest.mark.parametrize(("name", "batch"), [("nothing", 1), ("clip", 2), ("step", 2), ("dp_sgd", 2), ("per_layer", 1)])
+@pytest.mark.parametrize(
+    ("name", "batch"), [("nothing", 1), ("clip", 2), ("step", 2), ("dp_sgd", 2), ("withheld", 1), ("per_layer", 1)]
+)
 def test_the_columns_are_finite_differences_of_what_the_client_shares(parties, name, batch):
     defense, clip = DEFENSES[name]
     (party,) = parties(NARROW, *defense, images=1, batch=batch)
-    update = party.share(party.train()).tensors
-    found, shared = jacobian(party, list(update))
+    whole = party.share(party.train())
+    update, (found, shared) = whole.tensors, jacobian(party, whole)
     clients = torch.cat([tensor.flatten() for tensor in update.values()])
     assert torch.allclose(shared.float(), clients, atol=2e-5 * float(shared.abs().max()))
     party.runtime.load(party.state)
