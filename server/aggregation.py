@@ -4,16 +4,25 @@ import math
 from collections.abc import Iterable, Sequence
 from logging import getLogger
 
+import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvgM, QFedAvg, Strategy
+from flwr.serverapp.strategy.fedopt import FedOpt
 
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
-from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, from_array, to_array
+from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, buffer_names, from_array, to_array
 from server.sums.on_workers import carries_sum, means, shares_nothing, with_content
 from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
+
+STEPPING = (FedOpt, FedAvgM, QFedAvg)
+"""Flower's strategies that take a step of their own along the clients' mean change.
+
+Running statistics are no weights: a step that is smaller or larger than their change leaves statistics of no model, and
+a variance below zero. Theirs are the clients' mean.
+"""
 
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
@@ -119,8 +128,34 @@ def _of_whole(
         return strategy.aggregate_train(server_round, replies)
     shared = {name for reply in replies if not reply.has_error() for name in array_records(reply.content)[ARRAYS]}
     whole = [reply if reply.has_error() else complete(reply, start) for reply in replies]
+    statistics: dict[str, Array] = {}
+    if isinstance(strategy, STEPPING):
+        answered = [reply for reply in replies if not reply.has_error()]
+        names = {name for reply in answered for name in buffer_names(reply.content)}
+        statistics = {name: _mean([reply for reply in whole if not reply.has_error()], name) for name in sorted(names)}
+        whole = [reply if reply.has_error() else _without_change(reply, start, names) for reply in whole]
     arrays, metrics = strategy.aggregate_train(server_round, whole)
-    return None if arrays is None else restore(arrays, start, shared), metrics
+    if arrays is None:
+        return None, metrics
+    return restore(ArrayRecord({**arrays, **statistics}), start, shared), metrics
+
+
+def _mean(replies: Sequence[Message], name: str) -> Array:
+    """Of a tensor of whole weights, weighted by examples."""
+    weights = [_number(next(iter(metric_records(reply.content).values())), NUM_EXAMPLES) or 0.0 for reply in replies]
+    values = [from_array(array_records(reply.content)[ARRAYS][name]) for reply in replies]
+    parts = [weight * value.double() for weight, value in zip(weights, values, strict=True)]
+    return to_array((torch.stack(parts).sum(dim=0) / (sum(weights) or 1.0)).to(values[0].dtype))
+
+
+def _without_change(reply: Message, start: ArrayRecord, names: set[str]) -> Message:
+    """Whole weights as if these tensors had stayed; whole numbers, which never change, as those that can be scaled."""
+    sent = array_records(reply.content)[ARRAYS]
+    weights = {name: start[name] if name in names else array for name, array in sent.items()}
+    for name, array in weights.items():
+        if not (tensor := from_array(array)).is_floating_point():
+            weights[name] = to_array(tensor.double())
+    return with_content(reply, RecordDict({**reply.content, ARRAYS: ArrayRecord(weights)}))
 
 
 def _lone(replies: Sequence[Message], sums: Sums | None) -> tuple[set[int], set[int]]:

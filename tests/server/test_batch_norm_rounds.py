@@ -41,3 +41,17 @@ def test_withheld_statistics_stay_as_they_were(share, federate):
     assert set(final) == set(start)
     assert all(final[name].equal(start[name]) for name in start if "running_" in name)
     assert not final["bn1.weight"].equal(start["bn1.weight"])
+
+
+@pytest.mark.parametrize("strategy", ["fedavgm", "fedadam", "fedyogi", "fedadagrad", "qfedavg"])
+def test_a_step_of_the_server_takes_no_statistics_along(strategy, federate):
+    federation = federate(*MODEL, f"strategy={strategy}", *FEW)
+    seen = []
+    final = from_arrays(federation.start(federation.observed(seen), num_rounds=2))
+    last = [observation for observation, _ in seen if observation.server_round == 2]
+    total = sum(observation.update.num_examples for observation in last)
+    after = [(o.update.num_examples, buffers_after(o.update, o.global_state)[MEAN]) for o in last]
+    expected = sum(count * mean for count, mean in after) / total
+    torch.testing.assert_close(final[MEAN].double(), expected.double(), rtol=1e-5, atol=1e-6)
+    assert not final["bn1.weight"].equal(last[0].global_state["bn1.weight"])
+    assert final["bn1.num_batches_tracked"].dtype == torch.int64
