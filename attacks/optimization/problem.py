@@ -24,7 +24,7 @@ from attacks.optimization.matching.objectives import Clipped, Objective
 from attacks.optimization.parametrisation import Parametrisation, Space
 from attacks.optimization.priors.base import Prior, PriorTerm
 from attacks.victim import Victim
-from fedsim.effects import Clips
+from fedsim.effects import Clips, Withholds
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -114,7 +114,28 @@ def with_clip(objective: Objective, observation: Observation, choice: str) -> Ob
 
 
 def clip_norm(observation: Observation, choice: str) -> float | None:
-    """The norm that the client scales its whole update down to, in units of a gradient; None where it does not."""
+    """The norm that the client scales all that it shares down to, in units of a gradient; None where it does not."""
+    return None if _clips_unshared(observation, choice) else _clip_norm(observation, choice)
+
+
+def gradient_norm(observation: Observation, choice: str) -> float | None:
+    """The norm that a whole gradient was scaled down to, with what was withheld of it later; None where it was not."""
+    by_defenses = _clip_norm(observation, choice) if _clips_unshared(observation, choice) else None
+    limits = [one for one in (observation.protocol.max_grad_norm, by_defenses) if one is not None]
+    return min(limits, default=None)
+
+
+def _clips_unshared(observation: Observation, choice: str) -> bool:
+    """Whether a defense clips one gradient before another withholds tensors of it."""
+    if choice != "gradient" or observation.effect(Withholds) is None:
+        return False
+    effects = observation.effects
+    before = effects[: next(place for place, effect in enumerate(effects) if isinstance(effect, Withholds))]
+    clips = [effect for effect in effects if isinstance(effect, Clips) and clips_whole(effect, observation)]
+    return any(clip.per == "example" or clip in before for clip in clips)
+
+
+def _clip_norm(observation: Observation, choice: str) -> float | None:
     bounds = _clip_bounds(observation)
     if not bounds:
         return None
@@ -149,7 +170,7 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
         change = weight_change(observation)
         end = {name: (start[name].double() + change[name]).to(param) for name, param in victim.params.items()}
         return SurrogateWeights(victim, end, observation.protocol)
-    limit = observation.protocol.max_grad_norm
+    limit = gradient_norm(observation, choice)
     return ClippedGradient(victim, limit) if sized and limit is not None else GradientMap(victim)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks.base import Frame
 from attacks.optimization.matching.derivative import MixedDerivative, make_derivative
 from attacks.optimization.matching.objectives import Objective
-from attacks.optimization.problem import Problem, make_update_map, with_clip
+from attacks.optimization.problem import Problem, gradient_norm, make_update_map, with_clip
 from attacks.optimization.settings import Budget
 from attacks.session import Session
 from attacks.victim import make_victim
@@ -80,7 +80,7 @@ class SearchTask:
         """
         observation, shared = self.problems[0].observation, self.problems[0].target
         objective = with_clip(self.objective.prepare(observation), observation, self.local)
-        limit = None if objective.scale_invariant else observation.protocol.max_grad_norm
+        limit = None if objective.scale_invariant else gradient_norm(observation, self.local)
         plain = self.local == "gradient" and limit is None
         if method == "auto":
             exact = exact or not plain or observation.roles.qkv_weight is None

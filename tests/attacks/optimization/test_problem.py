@@ -14,7 +14,7 @@ from attacks.optimization.problem import (
     shared_update,
     with_clip,
 )
-from defenses import GradientClip
+from defenses import GradientClip, Withhold
 from fedsim.errors import NotApplicable
 from fedsim.settings.local.decay import groups
 from fedsim.update import Update
@@ -35,6 +35,18 @@ def test_a_public_clip_is_part_of_the_distance(small, victim_of):
     value, direction = objective.direction({n: 1.1 * t for n, t in found.items()}, target)
     assert float(value) < 1e-9
     assert set(direction) == set(target)
+
+
+@pytest.mark.parametrize("order", [("clip", "withhold"), ("withhold", "clip")])
+def test_what_is_withheld_behind_a_clip_is_in_its_norm_and_before_it_is_not(small, victim_of, order):
+    both = {"clip": GradientClip(0.01), "withhold": Withhold(["head.*"])}
+    clipped, pictures = small(defenses={name: both[name] for name in order})
+    victim, target = victim_of(clipped)
+    update = make_update_map("gradient", victim, clipped)
+    found = update({"images": ((pictures - 0.5) / 0.5).float(), "labels": torch.tensor([3])})
+    assert "head.weight" not in target
+    objective = with_clip(SquaredL2(relative=True), clipped, "gradient")
+    assert float(objective(found, target)) < 1e-6
 
 
 def test_a_cosine_and_an_undefended_client_need_no_clip(small):
