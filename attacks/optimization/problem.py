@@ -24,7 +24,7 @@ from attacks.optimization.matching.objectives import Clipped, Objective
 from attacks.optimization.parametrisation import Parametrisation, Space
 from attacks.optimization.priors.base import Prior, PriorTerm
 from attacks.victim import Victim
-from fedsim.effects import Clips, Withholds
+from fedsim.effects import Clips, Sparsifies, Withholds
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -149,6 +149,12 @@ def _clip_bounds(observation: Observation) -> list[float]:
     """The norms that defenses scale the whole update down to."""
     clips = (effect for effect in observation.effects if isinstance(effect, Clips) and clips_whole(effect, observation))
     return [clip.max_norm for clip in clips if math.isfinite(clip.max_norm)]
+
+
+def pruned_before_clip(observation: Observation) -> bool:
+    """Whether the norm of a clip is of the coordinates alone that were left: it stands behind what prunes them."""
+    kinds = [type(effect) for effect in observation.defense_effects if isinstance(effect, Clips | Sparsifies)]
+    return bool(kinds) and kinds[0] is Sparsifies
 
 
 def clips_whole(clip: Clips, observation: Observation) -> bool:

@@ -13,7 +13,7 @@ from torch.func import vjp
 from attacks.forward_mode import CHUNK, jacobian_transposed
 from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import UpdateMap
-from attacks.optimization.problem import Problem, clip_norm, make_update_map
+from attacks.optimization.problem import Problem, clip_norm, make_update_map, pruned_before_clip
 from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of, unit_scale
 from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.sketch import Pieces
@@ -206,12 +206,14 @@ def _shared(
     kept: State | None,
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
     bound = clip_norm(problem.observation, local)
+    left = kept if kept is not None and pruned_before_clip(problem.observation) else None
 
     def shared(images: Tensor) -> tuple[Tensor, ...]:
         found = update({"images": images, "labels": labels})
         tensors = tuple(found[name] for name in names)
         if bound is not None:
-            whole = torch.stack([tensor.square().sum() for tensor in found.values()]).sum().sqrt()
+            counted = found if left is None else {name: found[name] * one for name, one in left.items()}
+            whole = torch.stack([tensor.square().sum() for tensor in counted.values()]).sum().sqrt()
             tensors = tuple(tensor * (bound / whole.clamp(min=1e-30)).clamp(max=1.0) for tensor in tensors)
         return tensors if kept is None else tuple(t * kept[n] for n, t in zip(names, tensors, strict=True))
 

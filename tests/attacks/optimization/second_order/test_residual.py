@@ -10,7 +10,7 @@ from attacks.forward_mode import jacobian
 from attacks.optimization import Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order.residual import make_residuals
-from defenses import GradientNoise
+from defenses import GradientClip, GradientNoise, TopK
 from fedsim.bounds.gaussian_prior import GaussianPrior
 
 
@@ -35,3 +35,15 @@ def test_products_and_normal_equations_are_those_of_all_rows(cpu, rng, rounds):
     normal = residual.normal(x)
     assert torch.allclose(normal.matrix, J.T @ J)
     assert torch.allclose(normal.slope, J.T @ r)
+
+
+@pytest.mark.parametrize("order", [("topk", "clip"), ("clip", "topk")])
+def test_the_client_s_own_image_leaves_nothing_whichever_of_pruning_and_clipping_is_first(cpu, rng, order):
+    torch.manual_seed(0)
+    model, labels = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.Tanh()), torch.tensor([1])
+    image = torch.rand(1, 3, 2, 2, generator=rng)
+    both = {"topk": TopK(ratio=0.3), "clip": GradientClip(0.01)}
+    seen = fedsim.observe(model, image, labels, defense=[both[name] for name in order])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
+    residual = make_residuals(problem, "gradient", GaussianPrior(), labels, cpu)[0]
+    assert float(residual(seen.normalised(image).flatten().double()).norm()) < 1e-5
