@@ -7,7 +7,10 @@ import re
 import statistics
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -610,3 +613,9 @@ def test_the_door_is_light_and_complete():
     assert [name for name in fedsim.__all__ if not getattr(fedsim, name).__doc__] == []
     with pytest.raises(AttributeError, match="no attribute 'atack'"):
         fedsim.atack  # noqa: B018
+
+
+def test_a_users_type_checker_reads_the_types():
+    """PEP 561: without the marker mypy takes every name of an installed package for Any."""
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert [p for p in settings["tool"]["mypy"]["packages"] if not files(p).joinpath("py.typed").is_file()] == []
