@@ -6,6 +6,7 @@ from fedsim_plugin_example.attack import BiasRows
 from fedsim_plugin_example.data import Shapes
 from fedsim_plugin_example.defense import RandomMask
 
+import fedsim
 from clients.replay import replay
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
@@ -59,6 +60,13 @@ def test_what_the_attack_refuses_and_does_not_certify():
     assert mixed.certificate.values["proven"] < 0.02  # pixels in which the pictures are alike
     vit = observe(ModelSpec("vit_nano_patch2_8", 4), torch.rand(1, 3, 8, 8), [1])
     check_refusal(BiasRows(), vit, "not the picture as a whole")
+
+
+def test_python_knows_its_parts_by_name():
+    seen = fedsim.observe(PERCEPTRON.build(0), PICTURES[:1], [1], defense=[{"random_mask": {"keep": 0.3}}])
+    result = fedsim.score(fedsim.attack("bias_rows", seen), PICTURES[:1])
+    assert result.status == "done", result.reason
+    assert min(one.psnr for one in result.scores.images) > 60
 
 
 def test_data():
