@@ -1,5 +1,6 @@
 """Running one attack on one observation or several, on whatever worker: a refusal and a fault are results too."""
 
+import copy
 import gc
 import math
 import signal
@@ -292,12 +293,17 @@ def run_attack_on_many(
     seed: int,
     device: torch.device,
     scratch: Path | None = None,
+    given: Attack | None = None,
 ) -> list[AttackResult]:
     """`run_attack` on each, at once where the attack overrides `run_many`; each took its share of the seconds.
 
     A fault of the group is no fault of each: they are then attacked one by one.
+
+    Args:
+        given: an object in place of what the settings build; each time a copy of it is run.
     """
-    return _many(observations, name, partial(_with_session, name, settings, seed, device, scratch), seed, device)
+    make = partial(_with_session, name, settings, seed, device, scratch, given=given)
+    return _many(observations, name, make, seed, device)
 
 
 def run_built(
@@ -372,9 +378,10 @@ def _with_session(
     scratch: Path | None,
     observations: Sequence[Observation],
     names: Sequence[str] = (),
+    given: Attack | None = None,
 ) -> Attack:
-    """`names`: of the result, where it is not each observation's."""
-    attack = build_attack(name, settings)
+    """`names`: of the result, where it is not each observation's; `given`: as for `run_attack_on_many`."""
+    attack = build_attack(name, settings) if given is None else copy.deepcopy(given)
     if scratch is not None:
         names = names or [one.name for one in observations]
         same = partial(fingerprint, observations, without_knowledge(settings), seed, device)

@@ -590,6 +590,42 @@ def test_a_run_goes_where_it_is_sent(tmp_path, monkeypatch):
         fedsim.run(resume=other, num_rounds=5)
 
 
+class Brightness(fedsim.Attack):
+    """Everywhere the same grey; counts its runs, which nothing may keep from one update to the next."""
+
+    def __init__(self, level: float = 0.5) -> None:
+        self.level, self.runs = level, 0
+
+    def run(self, observation, rng, device):
+        self.runs += 1
+        assert self.runs == 1
+        return Reconstruction(images=torch.full((1, *observation.image_shape), self.level))
+
+
+def test_an_audit_takes_attacks_that_are_objects(tmp_path):
+    data = IMAGES, torch.tensor(LABELS)
+    attacks = [Brightness(), {"dark": Brightness(0.0)}, "labels"]
+
+    def audit(attacks):
+        torch.manual_seed(0)
+        return fedsim.audit(OwnNet(), data, attacks, num_images=2, run_dir=tmp_path / "run")
+
+    found = audit(attacks)
+    assert list(found.table.attack) == ["Brightness", "dark", "labels"]
+    assert found.table.psnr[0] > found.table.psnr[1]
+    assert found.table.images.tolist() == [2, 2, 2]
+    assert "dark" in found.report(tmp_path / "page.html").read_text()
+    assert audit(attacks).table.equals(found.table)
+    with pytest.raises(fedsim.ConfigError, match=r"attack\.Brightness\.digest"):
+        audit([Brightness(0.4), *attacks[1:]])
+    for twice in ([Brightness(), Brightness(0.0)], ["labels", {"labels": Brightness()}]):
+        with pytest.raises(fedsim.ConfigError, match="each attack once"):
+            audit(twice)
+    for wrong in (Brightness, [Brightness], 3):
+        with pytest.raises(fedsim.ConfigError, match=r"attacks=.*or objects of a subclass of fedsim\.Attack"):
+            audit(wrong)
+
+
 @pytest.mark.parametrize("name", fedsim.__all__)
 def test_examples_in_docstrings_print_what_they_show(name):
     found = doctest.DocTestFinder().find(getattr(fedsim, name), name, module=False)

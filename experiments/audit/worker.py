@@ -113,7 +113,9 @@ class AuditWorker(PooledWorker):
         for name, settings in self._config.attack.items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]
-            ends = run_attack_on_many(observations, name, settings, self._config.seed, self._device, self._scratch)
+            given = self._setup.own_attacks.get(name)
+            seed, device, scratch = self._config.seed, self._device, self._scratch
+            ends = run_attack_on_many(observations, name, settings, seed, device, scratch, given)
             for number, result in zip(numbers, ends, strict=True):
                 truth = observed[number][1]
                 results[number, name] = AuditedAttack(score_against(result, truth), truth)
@@ -146,7 +148,7 @@ def failed(batch: AuditBatch, setup: Setup, reason: str, seconds: float = 0.0, f
     nothing_seen = GroundTruth(torch.empty(0), pictures.labels, pictures.ids)
     lost = []
     for name in batch.attacks:
-        attack = build_attack(name, setup.config.attack[name])
+        attack = setup.own_attacks.get(name) or build_attack(name, setup.config.attack[name])
         named, whose = observation_name(0, batch.number), (0, batch.number, len(pictures))
         result = AttackResult(named, name, "failed", reason, *whose, seconds=seconds, fault=fault)
         result = replace(result, target=attack.recovers, baseline=attack.baseline)

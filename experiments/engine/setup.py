@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -65,6 +65,8 @@ class Setup:
     wants_auxiliary: bool
     attack_costs: tuple[float, ...] = ()
     """Of each attack on one update (`Attack.cost`)."""
+    own_attacks: Mapping[str, Attack] = field(default_factory=dict)
+    """By name those that came as objects, which no settings build; they live in this process alone."""
 
     @property
     def run_config(self) -> RunConfig:

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from torch import nn
 
+from attacks.base import Attack
 from attacks.running import build_attack, check_fit
 from defenses.base import Defense
 from defenses.named import Named, chain_of
@@ -33,6 +34,7 @@ from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
 from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig
+from fedsim.settings.components import TARGET
 from fedsim.settings.composition import NamedFinetune, finetune_of
 from fedsim.settings.options import option
 from fedsim.settings.schema import parse
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 Options = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 """Names of `conf`, with settings as `{name: settings}`."""
+Attacks = Options | Attack | Sequence[str | Mapping[str, Any] | Attack]
+"""The same, and objects, under names of their own as `{name: object}`."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Audit:
 def audit(
     model: nn.Module,
     dataset: Own,
-    attacks: Options = ("patch_gradient", "labels"),
+    attacks: Attacks = ("patch_gradient", "labels"),
     defenses: Sequence[Named | Sequence[Named]] = ((),),
     *,
     bounds: Options = (),
@@ -125,7 +129,8 @@ def audit(
     Args:
         model: any module from [n,C,H,W] to [n,classes] logits.
         dataset: a torch data set of (image, label), or a pair of tensors; images in [0, 1] or of PIL.
-        attacks: names of `conf/attack`, with settings as `{"dlg": {"steps": 100}}`.
+        attacks: names of `conf/attack`, with settings as `{"dlg": {"steps": 100}}`; objects of your own, which
+            `{"short": Mine(10), "long": Mine(100)}` gives names.
         defenses: one run for each entry, which is a name, `{name: settings}`, an object, or several of these;
             `()` is no defense.
         bounds: names of `conf/bound`, with settings as attacks have them: what stands beside the attacks' results.
@@ -135,7 +140,8 @@ def audit(
         image_shape: (channels, height, width); None: timm's model says it, or the first image does.
         roles: of a ViT whose parts have other names than timm's, as for `fedsim.observe`.
         run_dir: a folder that keeps the runs; called again with the same arguments it goes on where it stopped, unless
-            the state of a defense that is an object cannot be read, as with a lambda in it. None: a temporary folder.
+            the state of a defense or an attack that is an object cannot be read, as with a lambda in it. None: a
+            temporary folder.
 
     Raises:
         ConfigError: an argument cannot work.
@@ -161,9 +167,12 @@ def audit(
     audited = {"num_images": num_images, "batch_size": batch_size, "select": "first"}
     fixed = ("simulation=inline", "attack=[]", "data=photos")
     given = load_config("audit", *fixed, seed=seed, client=client, audit=audited)
-    config = parse(AuditConfig, {**given, "attack": _attacks(attacks), "bound": _options("bound", bounds)})
+    own_attacks, settings = _attacks(attacks)
+    config = parse(AuditConfig, {**given, "attack": settings, "bound": _options("bound", bounds)})
     config.check_audit()
-    setups = {name: _setup(config, chosen, architecture, data) for name, chosen in _named(defenses).items()}
+    setups = {
+        name: _setup(config, chosen, architecture, data, own_attacks) for name, chosen in _named(defenses).items()
+    }
     root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
     safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}
     folders = {name: root if len(setups) == 1 else root / f"{place}-{safe[name]}" for place, name in enumerate(setups)}
@@ -182,11 +191,38 @@ def _first_shape(model: nn.Module, dataset: Own) -> Sequence[int] | None:
     return tuple(found) if found is not None and len(found) == 3 else None
 
 
-def _attacks(attacks: Options) -> dict[str, Any]:
-    chosen = _options("attack", attacks)
-    for name, settings in chosen.items():
-        build_attack(name, settings)
-    return chosen
+def _attacks(attacks: Attacks) -> tuple[dict[str, Attack], dict[str, Any]]:
+    """Copies of those that are objects, and of each attack the settings that are recorded, by name."""
+    several = list(attacks) if isinstance(attacks, Sequence) and not isinstance(attacks, str) else [attacks]
+    objects: dict[str, Attack] = {}
+    chosen: dict[str, Any] = {}
+    for one in several:
+        named = {type(one).__name__: one} if isinstance(one, Attack) else one
+        pairs = named if isinstance(named, Mapping) else {}
+        own = {name: attack for name, attack in pairs.items() if isinstance(attack, Attack)}
+        rest = {name: settings for name, settings in pairs.items() if name not in own} if own else named
+        found = _options("attack", [rest]) | {name: _recorded(attack) for name, attack in own.items()}
+        if twice := (own.keys() & chosen.keys()) | (objects.keys() & found.keys()):
+            raise ConfigError("attacks", min(twice), "each attack once: {name: object} gives an object another name")
+        chosen |= found
+        objects |= {name: _copied("attacks", attack) for name, attack in own.items()}
+    for name in chosen.keys() - objects.keys():
+        build_attack(name, chosen[name])
+    return objects, chosen
+
+
+def _recorded(one: Attack | Defense) -> dict[str, Any]:
+    kind = type(one)
+    return {TARGET: f"{kind.__module__}.{kind.__qualname__}", "digest": _digest_of_objects([one])}
+
+
+def _copied(key: str, one: Any) -> Any:
+    try:
+        return copy.deepcopy(one)
+    except Exception as error:
+        raise ConfigError(
+            key, one, f"objects that copy.deepcopy can copy, and that so stay as they are ({error})"
+        ) from error
 
 
 def _options(group: str, given: Options) -> dict[str, Any]:
@@ -194,7 +230,8 @@ def _options(group: str, given: Options) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for one in several:
         if not isinstance(one, str | Mapping):
-            raise ConfigError(f"{group}s", one, f"names of conf/{group}, or {{name: settings}}")
+            objects = ", or objects of a subclass of fedsim.Attack" if group == "attack" else ""
+            raise ConfigError(f"{group}s", one, f"names of conf/{group}, or {{name: settings}}{objects}")
         for name, changes in ({one: {}} if isinstance(one, str) else one).items():
             chosen[name] = option(group, name, changes)
     return chosen
@@ -232,25 +269,25 @@ def _digest(architecture: OwnArchitecture, data: OwnData) -> str:
     return found.hexdigest()
 
 
-def _digest_of_objects(defenses: Sequence[Named]) -> dict[str, str]:
-    """Of defenses that came as objects, whose settings nothing else records; a new one where it cannot be told."""
-    objects = [one for one in defenses if isinstance(one, Defense)]
-    if not objects:
-        return {}
+def _digest_of_objects(objects: Sequence[Attack | Defense]) -> str:
+    """Of what came as objects, whose settings nothing else records; a new one where it cannot be told."""
     try:
-        words = described(objects)
+        words = described(list(objects))
     except Exception:  # noqa: BLE001 - objects are plug-ins: one that tells no state is another at each call
-        return {"defense_digest": f"new-{uuid4().hex[:8]}"}
-    return {"defense_digest": hashlib.blake2b(words.encode(), digest_size=4).hexdigest()}
+        return f"new-{uuid4().hex[:8]}"
+    return hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
 
 
-def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: OwnArchitecture, data: OwnData) -> Setup:
-    try:
-        several = [copy.deepcopy(one) for one in ([chosen] if isinstance(chosen, str | Mapping | Defense) else chosen)]
-    except Exception as error:
-        expected = f"objects that copy.deepcopy can copy, and that so stay as they are ({error})"
-        raise ConfigError("defense", chosen, expected) from error
-    objects = _digest_of_objects(several)  # before they learn anything of the model
+def _setup(
+    config: AuditConfig,
+    chosen: Named | Sequence[Named],
+    architecture: OwnArchitecture,
+    data: OwnData,
+    own_attacks: Mapping[str, Attack],
+) -> Setup:
+    several = _copied("defense", [chosen] if isinstance(chosen, str | Mapping | Defense) else list(chosen))
+    given = [one for one in several if isinstance(one, Defense)]
+    objects = {"defense_digest": _digest_of_objects(given)} if given else {}  # before they learn of the model
     chain, settings = chain_of(several, config.client.augment)
     check_gpus(config)
     # What the record and the report name: the module and the data set are nobody's by name.
@@ -260,11 +297,11 @@ def _setup(config: AuditConfig, chosen: Named | Sequence[Named], architecture: O
     own = replace(config, defense=settings, model=named, data=digested, finetune=recipe)
     own.client.check_optimizer()
     defended = replace(architecture, wrappers=(chain,))
-    attacks = {name: build_attack(name, settings) for name, settings in own.attack.items()}
+    attacks = {name: own_attacks.get(name) or build_attack(name, settings) for name, settings in own.attack.items()}
     setup = assemble(own, data, chain, defended, attacks, defended.image_shape)
     for name, attack in attacks.items():
         check_fit(name, attack, defended.image_shape)
-    return setup
+    return replace(setup, own_attacks=own_attacks)
 
 
 @contextmanager
