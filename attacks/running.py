@@ -189,6 +189,9 @@ def _one(observation: Observation | History, name: str, make: Make, seed: int, d
         if _stopped(error):
             raise
         return _failed(observation, name, attack, error, time.perf_counter() - start)
+    finally:
+        if attack is not None:
+            attack.session.end()
     return result
 
 
@@ -340,6 +343,15 @@ def _together(
 ) -> list[AttackResult] | None:
     """None where the attack serves its victims one by one anyway."""
     attack = make(observations)
+    try:
+        return _of_group(attack, observations, name, seed, device)
+    finally:
+        attack.session.end()
+
+
+def _of_group(
+    attack: Attack, observations: Sequence[Observation], name: str, seed: int, device: torch.device
+) -> list[AttackResult] | None:
     if type(attack).run_many is Attack.run_many:
         return None
     start = time.perf_counter()

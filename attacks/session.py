@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ class Session:
         """A session of its own for one of several searches of the same attack."""
         return self
 
+    def end(self) -> None:
+        """Say that the attack runs no more; what it has saved stays until its result is safe."""
+
 
 class FolderSession(Session):
     """One folder inside `scratch` for each attack on each observation, or on each group of them.
@@ -77,6 +81,10 @@ class FolderSession(Session):
     def begin(self) -> None:
         """Say that the attack runs: one that has no steps to tell of would seem to do nothing."""
         self._tell(0, 0, {})
+
+    def end(self) -> None:
+        with suppress(OSError):
+            (self.folder / PROGRESS).unlink(missing_ok=True)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         path = self.folder / self._file

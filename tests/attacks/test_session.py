@@ -1,11 +1,13 @@
 """A session keeps the last whole state of an attack, and gives it to the same attack alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from attacks.base import Attack, Frame, NotApplicable, Reconstruction, finished
+from attacks.running import run_attack_on_many
 from attacks.session import PROGRESS, FolderSession, Session, discard, fingerprint, folder_name
 
 NAMES = ["round-00001-client-00000"]
@@ -93,6 +95,34 @@ def test_progress_is_written_at_most_once_a_second_and_at_the_end(session, monke
         seen.append(json.loads((own.folder / PROGRESS).read_text())["done"])
     assert len(set(seen)) <= 5
     assert seen[-1] == 30
+
+
+class Saving(Attack):
+    """Ends as it is told, having saved; with an attack at once for several victims."""
+
+    end = ""
+
+    def run(self, observation, rng, device):
+        self.session.save(state(), {"step": 1})
+        if self.end == "fails":
+            raise ZeroDivisionError
+        if self.end == "refuses":
+            raise NotApplicable("no")
+        return Reconstruction(images=torch.zeros(1, *observation.image_shape))
+
+    def run_many(self, observations, rngs, device):
+        return [self.run(one, rng, device) for one, rng in zip(observations, rngs, strict=True)]
+
+
+@pytest.mark.parametrize("victims", [1, 2])
+@pytest.mark.parametrize("end", ["", "fails", "refuses"])
+def test_what_has_ended_is_said_to_run_no_more_and_keeps_what_it_saved(tools, tmp_path, monkeypatch, end, victims):
+    monkeypatch.setattr(Saving, "end", end)
+    one = tools.observe(tools.tiny(kwargs={"depth": 1}), tools.detailed(), [1])
+    several = [replace(one, client=client) for client in range(victims)]
+    run_attack_on_many(several, "saving", {}, 0, torch.device("cpu"), tmp_path, Saving())
+    assert list(tmp_path.glob("*/*.safetensors"))
+    assert not list(tmp_path.glob(f"*/{PROGRESS}"))
 
 
 def test_the_fingerprint_knows_settings_seed_device_and_update(tools):
