@@ -3,9 +3,10 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
-from datasets import ClassLabel, Dataset, DatasetDict, Image, Value, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Image, Value, load_dataset, load_from_disk
 from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
 from fedsim.data.pictures import one_line
@@ -14,14 +15,16 @@ from fedsim.errors import ConfigError, nearest
 
 LABEL_NAMES = ("label", "labels", "class", "target", "y")
 TEST_NAMES = ("test", "validation", "valid", "val")
+SAVED = ("dataset_dict.json", "state.json")
+"""Files that `save_to_disk` leaves, of several splits and of one, which `load_dataset` does not read."""
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Pictures by `datasets.load_dataset`, without any code of the data set's own.
+    """Pictures by `datasets`, without any code of the data set's own.
 
     Attributes:
-        name: `owner/name` on the hub, or a local folder of parquet files or of pictures.
+        name: `owner/name` on the hub, or a local folder of parquet files, of pictures, or as `save_to_disk` leaves it.
         subset: which of several configurations.
         image_column: by default the only column of pictures.
         label_column: by default the only column of classes, or else a column called `label`.
@@ -51,7 +54,7 @@ class Hub:
         if not self.name:
             raise ConfigError("data.name", self.name, "a data set of the hub, as in data.name=uoft-cs/cifar10")
         with self._failures():
-            splits = load_dataset(self.name, self.subset, revision=self.revision, cache_dir=self.cache_dir)
+            splits = self._read(self.name)
         if self.train_split not in splits:
             raise ConfigError("data.train_split", self.train_split, _one_of(self.train_split, splits))
         train = splits[self.train_split]
@@ -67,6 +70,14 @@ class Hub:
         else:
             test_set = whole.select(rows.test)
         return Splits(whole.select(rows.train), test_set, whole.select(rows.auxiliary), class_names)
+
+    def _read(self, name: str) -> DatasetDict:
+        if not any(Path(name, mark).is_file() for mark in SAVED):
+            return load_dataset(name, self.subset, revision=self.revision, cache_dir=self.cache_dir)
+        if self.subset is not None:
+            raise ConfigError("data.subset", self.subset, f"null: {name} was saved as one data set")
+        saved = load_from_disk(name).with_format(None)
+        return saved if isinstance(saved, DatasetDict) else DatasetDict({self.train_split: saved})
 
     def _image_column(self, dataset: Dataset) -> str:
         images: list[str] = [name for name, feature in dataset.features.items() if isinstance(feature, Image)]

@@ -58,6 +58,20 @@ def test_columns_are_found_by_type(write_parquet):
     assert data.train.labels.tolist() == [number % 2 for number in reds]
 
 
+def test_what_save_to_disk_leaves_is_read_too(write_parquet, tmp_path):
+    """`load_dataset` refuses one split, and takes the files of several for a table of settings."""
+    from_hub = Hub(write_parquet(CLASSES, train=TWENTY, test=[0, 1, 1]), natural_id_column="writer")
+    splits = datasets.load_dataset(from_hub.name)
+    splits.with_format("numpy").save_to_disk(str(tmp_path / "both"))
+    splits["train"].save_to_disk(str(tmp_path / "one"))
+    expected, both = from_hub.load(), Hub(str(tmp_path / "both"), natural_id_column="writer").load()
+    for name in ("train", "test", "auxiliary"):
+        assert getattr(both, name).to_dict() == getattr(expected, name).to_dict()
+    one = Hub(str(tmp_path / "one"), test_fraction=0.2).load()
+    assert (len(one.train), len(one.test), len(one.auxiliary)) == (14, 4, 2)
+    assert refusal(str(tmp_path / "one"), subset="plain").key == "data.subset"
+
+
 def test_without_a_labelled_test_split_the_training_split_is_divided(write_parquet):
     name = write_parquet(CLASSES, train=TWENTY, test=[-1, -1])
     splits = Hub(name, test_fraction=0.2, seed=1).load()
