@@ -44,11 +44,7 @@ class EmbeddedImage:
 
 
 def save_png(image: Float[Tensor, "channels height width"], path: Path) -> None:
-    """Write one picture in [0, 1] with 256 levels; what lies outside is clamped, NaN becomes black.
-
-    Raises:
-        ValueError: neither one nor three channels.
-    """
+    """Write one picture in [0, 1] with 256 levels; what lies outside is clamped, NaN becomes black."""
     picture = Image.fromarray(as_levels(image))
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=False) as partial:
@@ -58,11 +54,9 @@ def save_png(image: Float[Tensor, "channels height width"], path: Path) -> None:
 def as_levels(image: Float[Tensor, "channels height width"]) -> "np.ndarray[Any, np.dtype[np.uint8]]":
     """[height, width] or [height, width, 3] of 256 levels; outside [0, 1] clamped, NaN black.
 
-    Raises:
-        ValueError: neither one nor three channels.
+    Of more than three channels the first three are shown, of two the first.
     """
-    if image.shape[0] not in (1, 3):
-        raise ValueError(f"a picture of {image.shape[0]} channels: one or three can be written")
+    image = image[:3] if len(image) >= 3 else image[:1]
     levels = (image.detach().cpu().double().nan_to_num(nan=0.0).clamp(0, 1) * 255).round().to(torch.uint8)
     array: np.ndarray[Any, np.dtype[np.uint8]] = levels.permute(1, 2, 0).numpy()
     return array[:, :, 0] if image.shape[0] == 1 else array

@@ -4,12 +4,13 @@ import base64
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from fedsim.report.draw.pictures import LARGEST_PNG, embed_image, path_inside, save_png
+from fedsim.report.draw.pictures import LARGEST_PNG, as_levels, embed_image, path_inside, save_png
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -28,9 +29,10 @@ def test_values_that_no_picture_has(tmp_path: Path) -> None:
         assert pil_to_tensor(picture).flatten().tolist() == [0, 255, 0, 255]
 
 
-def test_two_channels_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="2 channels"):
-        save_png(torch.rand(2, 4, 4), tmp_path / "a.png")
+@pytest.mark.parametrize(("channels", "shown"), [(2, 1), (4, 3), (13, 3)])
+def test_of_other_numbers_of_channels_the_first_are_shown(channels, shown, rng: torch.Generator) -> None:
+    image = torch.rand(channels, 5, 7, generator=rng)
+    assert np.array_equal(as_levels(image), as_levels(image[:shown]))
 
 
 @pytest.mark.parametrize(
