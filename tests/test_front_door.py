@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import nn
 
 import fedsim
 from attacks.base import Reconstruction
+from fedsim.data.own import own_data
 from fedsim.effects import Clips
 from fedsim.result import AttackResult
 
@@ -588,6 +590,39 @@ def test_a_run_goes_where_it_is_sent(tmp_path, monkeypatch):
     assert sent[-1] == ({**sent[1][0], "resume": str(other)}, other)
     with pytest.raises(fedsim.ConfigError, match=r"num_rounds=5: must be resume= alone"):
         fedsim.run(resume=other, num_rounds=5)
+
+
+def make_small(size=8, **settings) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=size, patch_size=2, depth=1, embed_dim=48, num_classes=10, **settings
+    )
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, (8, 8)), (4, (8, 8)), (3, (4, 8))])
+def test_timms_models_of_other_channels_and_sides(channels, size, tmp_path):
+    images = torch.rand(3, channels, *size, generator=torch.Generator().manual_seed(0))
+    found = fedsim.audit(make_small(size, in_chans=channels), (images, torch.arange(3)), "patch_gradient", num_images=2)
+    assert found.table.least_psnr[0] > 60
+    assert found.report(tmp_path / "page.html").is_file()
+    (result, *_) = found.results["none"]
+    fedsim.show(result, images[:1])
+
+
+def test_pictures_cover_an_oblong_model():
+    wide = Image.fromarray(np.tile(np.arange(40, dtype=np.uint8)[:, None, None] * 6, (1, 20, 3)))
+    held = own_data([(wide, 0), (wide, 1)], (3, 4, 8), num_classes=10, num_images=1, select="first", seed=0)
+    assert held.train.images([0]).min() > 0.3, "the middle rows, without a black border"
+
+
+def test_what_no_client_can_send_and_what_no_model_says_is_refused_at_once():
+    data = IMAGES[..., :8, :8], torch.tensor(LABELS)
+    with pytest.raises(fedsim.ConfigError, match="model=bfloat16 in cls_token: must be float16, float32 or float64"):
+        fedsim.audit(make_small().bfloat16(), data, "labels", num_images=1)
+    grey = make_small(in_chans=1)
+    grey.pretrained_cfg = {**grey.pretrained_cfg, "mean": (0.4, 0.5, 0.6)}
+    with pytest.raises(fedsim.ConfigError, match=r"mean=.*one number for each of 1 channels, given by mean="):
+        fedsim.observe(grey, IMAGES[:1, :1, :8, :8], [3])
 
 
 class Brightness(fedsim.Attack):

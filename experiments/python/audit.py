@@ -155,6 +155,7 @@ def audit(
     check_own(dataset)
     shape = image_shape if image_shape is not None else _first_shape(model, dataset)
     own = own_architecture(model, shape, None, mean, std, roles)
+    _refuse_unsent(own)
     architecture = replace(own, seed=architecture_seed(seed), finetune=finetune_of(finetune))
     data = own_data(dataset, architecture.image_shape, architecture.spec.num_classes, num_images, select, seed)
     if share == "gradient" and local_steps is not None:
@@ -180,6 +181,18 @@ def audit(
         with _progress_in_terminals():
             audit_prepared(setup, folders[name], time.perf_counter())
     return Audit(folders)
+
+
+def _refuse_unsent(architecture: OwnArchitecture) -> None:
+    """Raises ConfigError: an update of such numbers cannot be sent, as arrays of NumPy have none like them."""
+    assert architecture.module is not None
+    for name, tensor in architecture.module.state_dict().items():
+        try:
+            tensor.new_empty(0).numpy(force=True)
+        except TypeError as error:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            expected = "float16, float32 or float64, which clients can send; fedsim.observe takes it as it is"
+            raise ConfigError("model", f"{kind} in {name}", expected) from error
 
 
 def _first_shape(model: nn.Module, dataset: Own) -> Sequence[int] | None:

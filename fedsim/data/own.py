@@ -107,6 +107,15 @@ def _held(rows: list[tuple[int, Any, Any]], shape: tuple[int, int, int], num_cla
     )
 
 
+def _covering(picture: Any, shape: tuple[int, int, int]) -> list[int]:
+    """The size to which an image is resized before the model's is cut out of it; one number is the shorter side."""
+    _, height, width = shape
+    if height == width:
+        return [height]
+    scale = max(height / picture.height, width / picture.width)
+    return [max(height, round(scale * picture.height)), max(width, round(scale * picture.width))]
+
+
 def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
     if isinstance(image, Tensor):
         result = image
@@ -116,7 +125,7 @@ def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
         except AttributeError as error:
             raise ConfigError(f"dataset[{place}]", type(image).__name__, "an image of PIL or a tensor") from error
         if picture.size != (shape[2], shape[1]):
-            picture = transforms.center_crop(transforms.resize(picture, min(shape[1:])), list(shape[1:]))
+            picture = transforms.center_crop(transforms.resize(picture, _covering(picture, shape)), list(shape[1:]))
         result = transforms.to_tensor(picture)
     if tuple(result.shape) != shape or not result.is_floating_point():
         given = f"{result.dtype} {tuple(result.shape)}"

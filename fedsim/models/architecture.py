@@ -287,13 +287,18 @@ def normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...
     return tuple(cfg.get("mean", (0.5, 0.5, 0.5))), tuple(cfg.get("std", (0.5, 0.5, 0.5)))
 
 
-def input_size(model: nn.Module) -> int:
-    """The side in pixels of the square pictures that `model` reads."""
+def input_sides(model: nn.Module) -> tuple[int, int]:
+    """Height and width in pixels of the pictures that `model` reads."""
     patch_embed = getattr(model, "patch_embed", None)
     size = getattr(patch_embed, "img_size", None)
     if size is None:
         size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))[1:]
-    height, width = int(size[0]), int(size[1])
+    return int(size[0]), int(size[1])
+
+
+def input_size(model: nn.Module) -> int:
+    """The side in pixels of the square pictures that `model` reads."""
+    height, width = input_sides(model)
     if height != width:
         raise ConfigError("model.img_size", f"{height}x{width}", "a square picture")
     return height

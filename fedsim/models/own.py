@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedsim.errors import ConfigError
-from fedsim.models.architecture import Architecture, ModelSpec, input_size, normalisation
+from fedsim.models.architecture import Architecture, ModelSpec, input_sides, normalisation
 from fedsim.models.stated import check_stated
 
 
@@ -62,12 +62,8 @@ def own_architecture(
         raise ConfigError("model", type(model).__name__, f"a module that copy.deepcopy can copy ({error})") from error
     known = getattr(module, "pretrained_cfg", None) or {}
     shape = tuple(image_shape) if image_shape is not None else _shape(module, bool(known))
-    none = (0.0,) * shape[0], (1.0,) * shape[0]
-    usual = normalisation(module) if known or hasattr(module, "patch_embed") else none
-    values = {"mean": tuple(mean or usual[0]), "std": tuple(std or usual[1])}
-    for key, value in values.items():
-        if len(value) != shape[0]:
-            raise ConfigError(key, value, f"one number for each of {shape[0]} channels")
+    usual = normalisation(module) if known or hasattr(module, "patch_embed") else ((0.0,), (1.0,))
+    values = {"mean": _each("mean", mean, usual[0], shape[0]), "std": _each("std", std, usual[1], shape[0])}
     about: dict[str, Any] = {**known, **values, "input_size": shape}
     module.pretrained_cfg = about  # type: ignore[assignment]
     classes, classifier = _outputs(module, shape)
@@ -86,8 +82,26 @@ def _shape(module: nn.Module, known: bool) -> tuple[int, ...]:
     if not known and not hasattr(module, "patch_embed"):
         expected = "(channels, height, width) of the images that the model reads: only timm's models say it themselves"
         raise ConfigError("image_shape", None, expected)
-    side = input_size(module)
-    return 3, side, side
+    return _channels(module), *input_sides(module)
+
+
+def _channels(module: nn.Module) -> int:
+    """Of the first layer, where timm's models name it."""
+    about = getattr(module, "pretrained_cfg", None) or {}
+    try:
+        first = module.get_submodule(str(about.get("first_conv") or "patch_embed.proj"))
+    except AttributeError:
+        return 3
+    return first.in_channels if isinstance(first, nn.Conv2d) else 3
+
+
+def _each(key: str, given: Sequence[float] | None, usual: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """A number for each channel; one that is usual for all stands for any number of them, as for timm."""
+    value = tuple(given or (usual[:1] * channels if len(set(usual)) == 1 else usual))
+    if len(value) != channels:
+        whose = "" if given else f", given by {key}=: these are the model's own"
+        raise ConfigError(key, value, f"one number for each of {channels} channels{whose}")
+    return value
 
 
 def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None]:
