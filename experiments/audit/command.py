@@ -37,6 +37,7 @@ from experiments.engine.setup import (
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
+from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
@@ -351,7 +352,14 @@ def _attack_recorded(config: AuditConfig, place: str, root: Path, start: float) 
             engine(config, 1, folder=root),
         ):
             ended = bool(writer.done)
-            scheduler = make_scheduler(config, writer.write, scratch)
+
+            def keep(result: AttackResult, truth: GroundTruth | None) -> None:
+                writer.write(result, truth)
+                if result.status == "failed":
+                    told = f"{result.attack} failed on {result.observation}: {_because(result, folder.log)}"
+                    console.print(told, markup=False)
+
+            scheduler = make_scheduler(config, keep, scratch)
             try:
                 for path in paths:
                     observation = load_recorded(path)

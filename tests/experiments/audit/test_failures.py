@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import experiments.audit.command as audit_module
+import fedsim
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
 from tests.experiments.run_files import rows
 
@@ -149,3 +150,15 @@ def test_a_record_on_which_every_attack_failed_is_a_failed_audit_too(command, tm
         code, _, err = command("fedsim-audit", *again, attack, f"run_dir={tmp_path / name}")
         assert code == expected, err
         assert ("no attack came to an end" in err) == (expected == 2)
+
+
+def test_why_an_attack_failed_on_a_recorded_observation_is_said(command, tmp_path):
+    """Of a module in hand no file tells how to build it: what reads the tensors alone goes on."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+    fedsim.observe(model, torch.rand(1, 3, 4, 4), [3]).save(tmp_path / "seen" / "round-00000-client-00000")
+    attacks = ["attack=[labels,inverting_gradients]", "attack.inverting_gradients.steps=1", "simulation=inline"]
+    code, out, _ = command("fedsim-audit", f"observation={tmp_path / 'seen'}", *attacks, f"run_dir={tmp_path / 'run'}")
+    assert code == 0
+    said = "inverting_gradients failed on round-00000-client-00000: ConfigError: model=Sequential: must be the module"
+    (line,) = (line for line in out.splitlines() if line.startswith(said))
+    assert line.endswith(f"(traceback: {tmp_path / 'run' / 'fedsim.log'})")
