@@ -25,6 +25,8 @@ from fedsim.report.run.summary import (
 from fedsim.report.wording import count, listed, percent
 
 REASONS_SHOWN = 3
+UNCHANGED = "nothing was aggregated"
+"""How a failure of a whole round begins."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Verdict:
         by_eye: images came out and there are no originals to hold them against, which leaves the level untested.
         sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested. Before it
             stands the theorem, with its numbers, where the level is *proven*.
-        cautions: what few images leave open.
+        cautions: what few images leave open, and rounds in which nothing was learned.
         details: what a reader asks next.
         uncertified: why nothing is certified, where that could have been; the page says it beside each image.
     """
@@ -104,7 +106,12 @@ def verdict(run: RecordedRun) -> Verdict:
     return Verdict(
         level,
         f"{proof.sentence} {shown}" if proof is not None and level == "proven" else shown,
-        (*cautions(run.bounds, leakage.counts.beyond_guess), *few_images(leakage.counts), *_few_test_images(run)),
+        (
+            *cautions(run.bounds, leakage.counts.beyond_guess),
+            *few_images(leakage.counts),
+            *_few_test_images(run),
+            *_unchanged(run),
+        ),
         tuple(details),
         leakage.counts,
         by_eye,
@@ -235,6 +242,17 @@ def _few_test_images(run: RecordedRun) -> list[str]:
     accuracy = final_accuracy(run)
     words = few_test_images([] if accuracy is None else [accuracy], run.test_pictures)
     return [f"The accuracy rests on {words}."] if words else []
+
+
+def _unchanged(run: RecordedRun) -> list[str]:
+    """Rounds without an aggregate: accuracy and updates after them are those of the model before."""
+    rounds = [one for one in run.rounds if one.number]
+    lost = [one.number for one in rounds if any(failure.error.startswith(UNCHANGED) for failure in one.failures)]
+    if not lost:
+        return []
+    few = len(lost) <= REASONS_SHOWN
+    which = f"{'round' if len(lost) == 1 else 'rounds'} {listed([str(number) for number in lost])}" if few else ""
+    return [f"Nothing was aggregated in {which or f'{len(lost):,} of {len(rounds):,} rounds'}: the model did not change."]
 
 
 def _last(run: RecordedRun) -> int:

@@ -330,6 +330,23 @@ def test_few_test_images_are_said_to_be_few(write_run: Any, records: Any, tested
     assert found.line.endswith(f" The accuracy rests on {told}.")
 
 
+@pytest.mark.parametrize(
+    ("lost", "told"), [((2,), "round 2"), ((1, 3), "rounds 1 and 3"), ((1, 2, 3, 4), "4 of 5 rounds"), ((), None)]
+)
+def test_rounds_without_an_aggregate_are_told_at_once(
+    write_run: Any, records: Any, lost: tuple[int, ...], told: str | None
+) -> None:
+    whole = {"client": None, "error": "nothing was aggregated: the model is unchanged"}
+    failures = [{"client": 3, "error": "ValueError: one client alone"}]
+    rounds = [
+        {"round": number, "clients": 4, "failures": [*failures, whole] if number in lost else failures}
+        for number in range(6)
+    ]
+    found = verdict(read_run(write_run([records.refusal(1, 0, "withheld")], rounds)))
+    expected = [] if told is None else [f"Nothing was aggregated in {told}: the model did not change."]
+    assert [caution for caution in found.cautions if "aggregated" in caution] == expected
+
+
 def test_the_line_and_the_record_of_a_verdict(write_run: Any, records: Any) -> None:
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.5, guess_psnr=9.0), certificate={})])))
     caution = "1 different image observed: without a certificate the level broken takes 4 at least, all recognisable."
