@@ -250,9 +250,9 @@ def _unchanged(run: RecordedRun) -> list[str]:
     lost = [one.number for one in rounds if any(failure.error.startswith(UNCHANGED) for failure in one.failures)]
     if not lost:
         return []
-    few = len(lost) <= REASONS_SHOWN
-    which = f"{'round' if len(lost) == 1 else 'rounds'} {listed([str(number) for number in lost])}" if few else ""
-    return [f"Nothing was aggregated in {which or f'{len(lost):,} of {len(rounds):,} rounds'}: the model did not change."]
+    named = f"{'round' if len(lost) == 1 else 'rounds'} {listed([str(number) for number in lost])}"
+    which = named if len(lost) <= REASONS_SHOWN else f"{len(lost):,} of {len(rounds):,} rounds"
+    return [f"Nothing was aggregated in {which}: the model did not change."]
 
 
 def _last(run: RecordedRun) -> int:
