@@ -65,8 +65,8 @@ def few_images(counts: Counts) -> list[str]:
         return [f"{images}: without the update {guessed} of them come out as well, so that only a certificate tells."]
     if least is None:
         enough = next(n for n in itertools.count(1) if by_chance(n, 0, n) < BROKEN_BY_CHANCE)
-        return [f"{images}: without a certificate the level broken takes {enough} at least, all recognisable."]
-    return [f"{images}: without a certificate the level broken takes {least} recognisable ones."]
+        return [f"{images}: without a certificate it takes at least {enough}, all recognisable, to say broken."]
+    return [f"{images}: without a certificate it takes {least} recognisable ones to say broken."]
 
 
 def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str:

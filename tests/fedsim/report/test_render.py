@@ -399,7 +399,7 @@ def test_few_images_are_said_to_be_few_in_the_tiles(write_run: Any, records: Any
     rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=9.0), certificate={}) for k in range(2)]
     folder = write_run(rows, summary={"kind": "federated", "finished": True, "test_pictures": 4})
     text = build_report(folder).read_text(encoding="utf-8")
-    few = "2 different images observed: without a certificate the level broken takes 4 at least, all recognisable."
+    few = "2 different images observed: without a certificate it takes at least 4, all recognisable, to say broken."
     assert f'<div class="note">2 of 2 images; without the update: 0 of 2. {few}</div>' in text
     assert '<div class="note">4 test images: ± 34 points</div>' in text
     assert f'<li class="caution">{few}</li>' in text

@@ -53,7 +53,7 @@ CASES = (
         (
             level("open"),
             counts(0, 8),
-            never("the level broken takes 4 at least"),
+            never("it takes at least 4"),
             row("gradient_noise", "Recognisable", r"^0 %|^0 of 8"),
         ),
     ),

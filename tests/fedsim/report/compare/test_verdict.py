@@ -24,7 +24,7 @@ def test_a_defense_has_the_level_of_its_own_runs(run: Any) -> None:
         "counts: p = 0.50)."
     )
     assert verdict.cautions == (
-        "2 different images observed: without a certificate the level broken takes 4 at least, all recognisable.",
+        "2 different images observed: without a certificate it takes at least 4, all recognisable, to say broken.",
         "The accuracy rests on an unknown number of test images: how far chance moves it is not known.",
     )
     assert verdict.details == (

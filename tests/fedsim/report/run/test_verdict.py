@@ -38,7 +38,7 @@ def test_one_recognisable_image_may_be_chance(write_run: Any, records: Any) -> N
         "of the counts: p = 0.50)."
     )
     assert found.cautions == (
-        "4 different images observed: without a certificate the level broken takes 4 recognisable ones.",
+        "4 different images observed: without a certificate it takes 4 recognisable ones to say broken.",
     )
 
 
@@ -78,7 +78,7 @@ def test_two_exact_images_are_too_few_however_many_decibels_they_have(write_run:
     told = "Too few images for the level broken, and none is certified (Fisher's test of the counts: p = 0.17)."
     assert found.sentence.endswith(told)
     assert found.cautions == (
-        "2 different images observed: without a certificate the level broken takes 4 at least, all recognisable.",
+        "2 different images observed: without a certificate it takes at least 4, all recognisable, to say broken.",
     )
     assert "chance" not in found.line.lower()
 
@@ -349,7 +349,7 @@ def test_rounds_without_an_aggregate_are_told_at_once(
 
 def test_the_line_and_the_record_of_a_verdict(write_run: Any, records: Any) -> None:
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.5, guess_psnr=9.0), certificate={})])))
-    caution = "1 different image observed: without a certificate the level broken takes 4 at least, all recognisable."
+    caution = "1 different image observed: without a certificate it takes at least 4, all recognisable, to say broken."
     assert found.line == f"open: {found.sentence} {caution}"
     assert found.to_dict() == {
         "level": "open",
