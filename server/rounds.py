@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsim.determinism import seeded_globals
 from fedsim.simulation.traffic import Traffic
+from fedsim.storage.run_folder import UNCHANGED
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.partial_sums import sum_size
 from fedsim.wire.records import CONFIG, from_arrays
@@ -150,7 +151,7 @@ class Rounds:
         )
         self.record.metrics |= dict(self.budget.put_into(metrics) or {})
         if arrays is None:
-            self.record.failures.append({"client": None, "error": "nothing was aggregated: the model is unchanged"})
+            self.record.failures.append({"client": None, "error": UNCHANGED})
         else:
             self.aggregated += 1
         self._lap("aggregate")

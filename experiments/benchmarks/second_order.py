@@ -118,10 +118,11 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
     floors = {name: _flops(call) for name, call in calls.items()}
     if len(x) <= MOST_WHOLE:
         columns = residual.jacobian(x).T
-        calls |= {"J whole": lambda: residual.jacobian(x), "JᵀJ": lambda: gram(columns)}
+        calls |= {"J whole": lambda: residual.jacobian(x), "J whole, float32": lambda: coarse.jacobian(x.float())}
+        calls |= {"JᵀJ": lambda: gram(columns)}
         calls |= {"one draw (8 leaps)": lambda: [back() for _ in range(LEAPS)]}
         floors |= {
-            "J whole": len(x) * floors["Jacobian-vector, forward mode"],
+            **dict.fromkeys(("J whole", "J whole, float32"), len(x) * floors["Jacobian-vector, forward mode"]),
             "JᵀJ": float(columns.numel() * (len(x) + 1)),
         }
         floors |= {"one draw (8 leaps)": LEAPS * floors["gradient of ‖r‖²"]}

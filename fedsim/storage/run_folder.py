@@ -16,6 +16,9 @@ from fedsim.storage import json_lines
 from fedsim.storage.durable import locked, replacing, write_whole
 from fedsim.update import State
 
+UNCHANGED = "nothing was aggregated: the model is unchanged"
+"""A whole round's failure in `metrics.jsonl`."""
+
 
 class RunFolder:
     """Paths inside one run's folder, and the writing of its JSON lines and checkpoints.

@@ -143,7 +143,7 @@ def whole_model(residual: Residual, coarse: Residual, together: int) -> Callable
             return residual.normal(x, together)
         r = residual(x)
         if float(r[: len(residual.target)].square().sum()) <= FAR * residual.floor:
-            return residual.normal(x, together)
+            return NormalEquations.of(r, residual.jacobian(x, together))
         normal = gram(coarse.jacobian(x.float(), together).T.double())
         return NormalEquations(float(r.square().sum()), normal, residual.transposed(x, r))
 
