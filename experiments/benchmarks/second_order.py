@@ -76,6 +76,7 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
     import torch
     import torch.nn.functional as F
 
+    from attacks.cuda_graph import replayed
     from attacks.forward_mode import jacobian_product
     from attacks.optimization import Pixels
     from attacks.optimization.problem import make_problem, shared_update
@@ -83,7 +84,7 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
     from attacks.optimization.second_order.products import kept_products
     from attacks.optimization.second_order.residual import make_residuals
     from attacks.optimization.second_order.sketch import gram, sketch
-    from attacks.optimization.second_order.stages import MOST_WHOLE, PARTS, TOGETHER
+    from attacks.optimization.second_order.stages import MOST_WHOLE, PARTS, most_together
     from attacks.positions import of_images
 
     labels, prior = torch.tensor([0], device=device), seen.image_prior
@@ -116,6 +117,11 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
         "Jacobian-vector": lambda: push(v), "vector-Jacobian": lambda: pull(w), "Gauss-Newton": lambda: pull(push(v)),
     }  # fmt: skip
     floors = {name: _flops(call) for name, call in calls.items()}
+    if device.type == "cuda":
+        once = replayed(lambda v: (pull(push(*v)),), [v])
+        calls |= {"capture as a CUDA graph": lambda: replayed(lambda v: (pull(push(*v)),), [v])}
+        calls |= {"Gauss-Newton, one CUDA graph": lambda: once([v])}
+        floors |= dict.fromkeys(("capture as a CUDA graph", "Gauss-Newton, one CUDA graph"), floors["Gauss-Newton"])
     if len(x) <= MOST_WHOLE:
         columns = residual.jacobian(x).T
         calls |= {"J whole": lambda: residual.jacobian(x), "J whole, float32": lambda: coarse.jacobian(x.float())}
@@ -129,7 +135,7 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
     else:
         first = len(x) // PARTS[0]
         name = f"sketch of {first} coordinates"
-        calls[name] = lambda: sketch(coarse.pieces(), x.float(), first, first, TOGETHER)
+        calls[name] = lambda: sketch(coarse.pieces(), x.float(), first, first, most_together(device))
         floors[name] = first * floors["Jacobian-vector, forward mode"]
     return calls, {name: floor / floors["training step"] for name, floor in floors.items()}
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.base import Frame
-from attacks.optimization.matching.derivative import MixedDerivative, make_derivative
+from attacks.optimization.matching.derivative import MixedDerivative, Replayed, make_derivative
 from attacks.optimization.matching.objectives import Objective
 from attacks.optimization.problem import Problem, gradient_norm, make_update_map, with_clip
 from attacks.optimization.settings import Budget
@@ -93,7 +93,8 @@ class SearchTask:
         # torch does not map fused attention over candidates: it falls back on a loop.
         victim = make_victim(observation, shared, self.device, fused_attention=by_difference and candidates == 1)
         update = make_update_map(self.local, victim, observation, sized=not objective.scale_invariant)
-        return make_derivative(method, update, objective, step), method
+        found = make_derivative(method, update, objective, step)
+        return Replayed(found) if self.device.type == "cuda" and method != "compiled" else found, method
 
 
 class Search(ABC, SettingsGroup):

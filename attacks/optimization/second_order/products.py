@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from attacks.cuda_graph import Function, capturable, replayed
 from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
 
 TOLERANCE, BEND_TOLERANCE = 1e-2, 3e-2
@@ -70,6 +71,7 @@ class Products:
         self._sketch = system.sketch(x)
         r, self._forward, self._back = kept_products(system.residual, x, system.active)
         self._inverse: tuple[float, Callable[[Tensor], Tensor]] | None = None
+        self._normal: Function | None = None
         self.cost = float(r.square().sum())
         self._slope = self._back(r)
 
@@ -92,8 +94,11 @@ class Products:
     def _solve(
         self, shift: float, right: Float[Tensor, " active"], tolerance: float
     ) -> tuple[Float[Tensor, " active"], Float[Tensor, " active"], int]:
+        if self._normal is None:
+            self._normal = replayed(lambda v: (self._back(self._forward(*v)),), [right])
+        normal = self._normal
         return conjugate_gradients(
-            lambda v: self._back(self._forward(v)) + shift * v,
+            lambda v: normal([v])[0] + shift * v,
             right,
             self._preconditioner(shift + self._ridge),
             tolerance,
@@ -119,17 +124,19 @@ def kept_products(
 
     J·v is the derivative of Jᵀ·u along v, which is linear in u: forward mode would compute the function anew each time.
     """
-    with torch.enable_grad():
+    with capturable(x.device), torch.enable_grad():
         point = x.detach().requires_grad_()
         rows = function(point)
         u = torch.zeros_like(rows, requires_grad=True)
         (back,) = torch.autograd.grad(rows, point, u, create_graph=True)
 
     def forward(v: Float[Tensor, " active"]) -> Float[Tensor, " rows"]:
-        return torch.autograd.grad(back, u, padded(v, len(x)), retain_graph=True)[0]
+        with capturable(x.device):
+            return torch.autograd.grad(back, u, padded(v, len(x)), retain_graph=True)[0]
 
     def transposed(w: Float[Tensor, " rows"]) -> Float[Tensor, " active"]:
-        return torch.autograd.grad(rows, point, w, retain_graph=True)[0][:active]
+        with capturable(x.device):
+            return torch.autograd.grad(rows, point, w, retain_graph=True)[0][:active]
 
     return rows.detach(), forward, transposed
 

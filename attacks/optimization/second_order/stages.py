@@ -33,8 +33,8 @@ SKETCH_BYTES = 64
 """Memory of a sketch for each pair of coordinates."""
 DIRECTION_BYTES = 64
 """Of one direction's change for each number that was shared."""
-TOGETHER = 16
-"""Directions that are pushed forward at once, at most: more are no faster."""
+TOGETHER, TOGETHER_ON_GPU = 16, 128
+"""Directions that are pushed forward at once, at most: more are no faster on a CPU, and fill a GPU."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     unknowns = _same if frequencies is None else frequencies.coordinates
     exact, coarse = (make_residuals(*given, point, dtype) for dtype in (torch.float64, torch.float32))
     first = max(1, int(math.sqrt(room / SKETCH_BYTES)))
-    together = chunk_size(TOGETHER, DIRECTION_BYTES * numbers, room / GIB)
+    together = chunk_size(most_together(task.device), DIRECTION_BYTES * numbers, room / GIB)
 
     def by_products(residual: Residual, rough: Residual, active: int = count) -> MatrixFree:
         return MatrixFree(residual, rough.pieces(), active, first, together)
@@ -99,6 +99,11 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     partial = [] if frequencies is None else [stage(0, max(1, count // part)) for part in PARTS]
     stages = [*partial, *(stage(index, count) for index in range(len(exact)))]
     return StagePlan(stages, point, unknowns, max(first, together), coarse[0], by_products)
+
+
+def most_together(device: torch.device) -> int:
+    """Directions that a sketch pushes forward at once, where there is memory for them."""
+    return TOGETHER_ON_GPU if device.type == "cuda" else TOGETHER
 
 
 def _sizes(problem: Problem) -> list[int]:

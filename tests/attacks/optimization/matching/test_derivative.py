@@ -4,7 +4,13 @@ import jaxtyping
 import pytest
 import torch
 
-from attacks.optimization.matching.derivative import Compiled, DoubleBackward, FiniteDifference, make_derivative
+from attacks.optimization.matching.derivative import (
+    Compiled,
+    DoubleBackward,
+    FiniteDifference,
+    Replayed,
+    make_derivative,
+)
 from attacks.optimization.matching.local_steps import GradientMap
 from attacks.optimization.matching.objectives import Cosine, LayerL2, PositionAlignment, SquaredL2
 from fedsim.errors import ConfigError
@@ -99,6 +105,31 @@ def test_differences_need_one_gradient(small, victim_of):
     victim, _ = victim_of(observation)
     with pytest.raises(ConfigError, match="double_backward"):
         FiniteDifference(UnrolledSteps(victim, observation.protocol), Cosine())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["double_backward", "finite_difference", "central_difference"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_as_one_cuda_graph_it_is_the_same(small, candidates, method, shared):
+    """Wherever candidates have moved, and with other targets."""
+    from attacks.optimization.problem import shared_update
+    from attacks.victim import make_victim
+
+    observation, device = small(dtype="float64")[0], torch.device("cuda")
+    target = shared_update(observation, "gradient", device)
+    victim = make_victim(observation, target, device, False)
+    inner = make_derivative(method, GradientMap(victim), Cosine(), 1e-3)
+    once = Replayed(inner)
+    for count in (2, 1):
+        for number in range(3):
+            images = (candidates(count, dtype=torch.float64) + 0.1 * number).to(device)
+            variables = {"images": images, "labels": torch.tensor([[3], [1]])[:count].to(device)}
+            goal = target if shared else {n: torch.stack([t, number * t + 0.01])[:count] for n, t in target.items()}
+            found, expected = once(variables, goal, shared), inner(variables, goal, shared)
+            torch.testing.assert_close(found.values, expected.values)
+            torch.testing.assert_close(found.by["images"], expected.by["images"], rtol=1e-5, atol=1e-10)
+    assert len(once._graphs) == 2
+    assert all(getattr(graph, "__name__", "") == "replay" for graph in once._graphs.values())
 
 
 @pytest.fixture
