@@ -42,13 +42,13 @@ def replayed(function: Function, given: Sequence[Tensor]) -> Function:
         return function
     held, graph = [tensor.clone() for tensor in given], torch.cuda.CUDAGraph()
     with capturable(device):
-        if not _waits(function, held):
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-            graph.capture_begin()
-            found = function(held)
-            graph.capture_end()
-        else:
+        if _waits(function, held):
+            return function
+        try:
+            with torch.cuda.graph(graph, stream=_stream(device)):
+                found = function(held)
+        except RuntimeError as error:
+            logger.warning("not launched as one CUDA graph: %s", error)
             return function
 
     def replay(given: Sequence[Tensor]) -> tuple[Tensor, ...]:

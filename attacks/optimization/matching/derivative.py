@@ -6,7 +6,7 @@ For v = ∂D/∂g at the candidate's gradient, it is ∂x⟨∇θL(x), v⟩. `do
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from attacks.optimization.matching.objectives import TINY, Objective
 from fedsim.errors import require
 from fedsim.update import State
 
-METHODS = ("auto", "double_backward", "finite_difference", "central_difference", "compiled")
+METHODS = ("auto", "double_backward", "finite_difference", "central_difference")
 
 
 @dataclass(frozen=True)
@@ -77,24 +77,8 @@ class DoubleBackward(MixedDerivative):
         return value, by
 
 
-class Compiled(DoubleBackward):
-    """`DoubleBackward` as one graph by `torch.compile`: minutes to compile, no launch overhead on a GPU."""
-
-    def __init__(self, update: UpdateMap, objective: Objective) -> None:
-        super().__init__(update, objective)
-        # CUDA graphs where there is a GPU; elsewhere the option does nothing.
-        self._compiled: Callable[[Variables, State, bool], Derivative] = torch.compile(
-            super().__call__, mode="reduce-overhead" if torch.cuda.is_available() else None
-        )
-
-    def __call__(self, variables: Variables, target: State, shared_target: bool) -> Derivative:
-        found = self._compiled(variables, target, shared_target)
-        # A CUDA graph's output is overwritten by its next replay.
-        return Derivative(found.values.clone(), {name: tensor.clone() for name, tensor in found.by.items()})
-
-
 class Replayed(MixedDerivative):
-    """Another one, on CUDA as one graph for each number of candidates."""
+    """Another one, on CUDA launched as one graph, of each number of candidates."""
 
     def __init__(self, inner: MixedDerivative) -> None:
         super().__init__(inner.update, inner.objective)
@@ -221,6 +205,4 @@ def make_derivative(method: str, update: UpdateMap, objective: Objective, step: 
     """The one of `METHODS` by its name; `auto` must have been resolved."""
     if method == "double_backward":
         return DoubleBackward(update, objective)
-    if method == "compiled":
-        return Compiled(update, objective)
     return FiniteDifference(update, objective, step, central=method == "central_difference")

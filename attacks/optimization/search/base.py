@@ -94,7 +94,7 @@ class SearchTask:
         victim = make_victim(observation, shared, self.device, fused_attention=by_difference and candidates == 1)
         update = make_update_map(self.local, victim, observation, sized=not objective.scale_invariant)
         found = make_derivative(method, update, objective, step)
-        return Replayed(found) if self.device.type == "cuda" and method != "compiled" else found, method
+        return Replayed(found) if self.device.type == "cuda" else found, method
 
 
 class Search(ABC, SettingsGroup):

@@ -27,9 +27,8 @@ class Descent(Search):
     Attributes:
         steps: of each candidate (L-BFGS: outer steps).
         restarts: candidates of each victim; the one of least objective is the result.
-        derivative: how ∂x D is computed: `double_backward`, `finite_difference`, `central_difference`, `compiled`, or
-            `auto`: exact for L-BFGS, several local steps, float64 and models without attention; else
-            finite differences.
+        derivative: how ∂x D is computed: `double_backward`, `finite_difference`, `central_difference`, or `auto`:
+            exact for L-BFGS, several local steps, float64 and models without attention; else finite differences.
         difference_step: ‖εv‖ of finite differences.
         matching_weight: factor on D, a number or [[0, number], [fraction of the run, number], …].
         group: GradInversion's group consistency, or None.

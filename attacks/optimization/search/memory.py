@@ -7,9 +7,9 @@ from attacks.optimization.matching.derivative import MixedDerivative
 from attacks.optimization.matching.local_steps import Variables
 
 GIB = 1024**3
-COPIES = {"finite_difference": 5, "central_difference": 5, "double_backward": 4, "compiled": 4}
+COPIES = {"finite_difference": 5, "central_difference": 5, "double_backward": 4}
 """Tensors of the size of the model that one candidate needs at its worst moment."""
-GRAPHS = {"finite_difference": 1.5, "central_difference": 1.5, "double_backward": 4.0, "compiled": 4.0}
+GRAPHS = {"finite_difference": 1.5, "central_difference": 1.5, "double_backward": 4.0}
 """Its activations in units of those that one forward pass keeps; double backward keeps those of the backward too."""
 
 

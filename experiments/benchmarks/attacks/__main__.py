@@ -19,7 +19,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="rounds, of which the medians are shown")
     parser.add_argument("--threads", type=int, default=2, help="torch threads")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--compiled", action="store_true", help="derivative=compiled too, which compiles for minutes")
     parser.add_argument("--memory-gib", type=float, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
     return parsed(parser)

@@ -61,12 +61,6 @@ def compare(model: str, arguments: argparse.Namespace, device: torch.device) -> 
         "engine, double backward": (lambda n: engine(n, derivative="double_backward"), 1),
         f"engine, {restarts} restarts together": (lambda n: engine(n, restarts), restarts),
     }
-    if arguments.compiled:
-        calls["engine, compiled"] = (lambda n: engine(n, derivative="compiled"), 1)
-        calls[f"engine, compiled, {restarts} restarts"] = (
-            lambda n: engine(n, restarts, derivative="compiled"),
-            restarts,
-        )
     whole: dict[str, list[float]] = {name: [] for name in calls}
     each: dict[str, list[float]] = {name: [] for name in calls}
     step_seconds: list[float] = []

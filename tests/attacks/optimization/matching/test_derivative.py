@@ -1,11 +1,9 @@
 """The mixed derivative against float64 differences of the distance itself."""
 
-import jaxtyping
 import pytest
 import torch
 
 from attacks.optimization.matching.derivative import (
-    Compiled,
     DoubleBackward,
     FiniteDifference,
     Replayed,
@@ -130,23 +128,3 @@ def test_as_one_cuda_graph_it_is_the_same(small, candidates, method, shared):
             torch.testing.assert_close(found.by["images"], expected.by["images"], rtol=1e-5, atol=1e-10)
     assert len(once._graphs) == 2
     assert all(getattr(graph, "__name__", "") == "replay" for graph in once._graphs.values())
-
-
-@pytest.fixture
-def unchecked():
-    """Without the checks of shapes, which torch.compile does not trace on a GPU."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
-
-
-@pytest.mark.gpu
-@pytest.mark.subprocess
-def test_one_compiled_graph_is_the_same(unchecked, small, victim_of, candidates):
-    observation, _ = small()
-    victim, target = victim_of(observation)
-    variables = {"images": candidates(2), "labels": torch.tensor([[3], [1]])}
-    exact = DoubleBackward(GradientMap(victim), Cosine())(variables, target, True)
-    compiled = Compiled(GradientMap(victim), Cosine())(variables, target, True)
-    torch.testing.assert_close(compiled.by["images"], exact.by["images"], rtol=1e-3, atol=1e-8)
