@@ -6,8 +6,9 @@ from typing import Any, overload
 import torch
 
 from attacks.base import Attack
+from attacks.building import build_attack
 from attacks.progress import shown_session
-from attacks.running import build_attack, run_built, run_on_history
+from attacks.running import run_built, run_on_history
 from attacks.session import Session
 from fedsim.effects import AddsNoise, PerturbsSteps, Unpublished
 from fedsim.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from attacks.running import build_attack, check_fit
+from attacks.building import build_attack, check_fit
 from attacks.session import discard
 from defenses.compose import build_chain
 from experiments.audit.bounds import build_bounds, write_bounds

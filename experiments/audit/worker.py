@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.running import attack_device, build_attack, run_attack_on_many
+from attacks.building import build_attack
+from attacks.running import attack_device, run_attack_on_many
 from experiments.engine.audited import AuditedClients
 from experiments.engine.setup import Setup, prepare
 from fedsim.errors import ConfigError

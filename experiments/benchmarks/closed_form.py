@@ -21,7 +21,7 @@ def main() -> None:
 
     import torch
 
-    from attacks.running import build_attack
+    from attacks.building import build_attack
     from attacks.toward_mean import drawn_to_mean
     from clients.app import ClientRuntime
     from experiments.engine.setup import prepare

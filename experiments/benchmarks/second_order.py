@@ -76,9 +76,9 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
     import torch
     import torch.nn.functional as F
 
-    from attacks.cuda_graph import replayed
     from attacks.forward_mode import jacobian_product
     from attacks.optimization import Pixels
+    from attacks.optimization.cuda_graph import replayed
     from attacks.optimization.problem import make_problem, shared_update
     from attacks.optimization.second_order.posterior import LEAPS
     from attacks.optimization.second_order.products import kept_products

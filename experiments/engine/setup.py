@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor, nn
 
 from attacks.base import Attack
-from attacks.running import build_attack, check_fit
+from attacks.building import build_attack, check_fit
 from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime, resolve_device
 from clients.replay import replay

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attacks.running import build_attack
+from attacks.building import build_attack
 from experiments.audit.command import choose_images
 from experiments.cli.call import console, errors, say_doing
 from experiments.cli.machine import cores

@@ -17,7 +17,7 @@ from uuid import uuid4
 from torch import nn
 
 from attacks.base import Attack
-from attacks.running import build_attack, check_fit
+from attacks.building import build_attack, check_fit
 from defenses.base import Defense
 from defenses.named import Named, chain_of
 from experiments.audit.command import audit_prepared

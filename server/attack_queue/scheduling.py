@@ -15,7 +15,8 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from attacks.running import attack_device, build_attack, run_attack
+from attacks.building import build_attack
+from attacks.running import attack_device, run_attack
 from attacks.session import discard
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.results import score_against

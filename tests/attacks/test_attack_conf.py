@@ -4,8 +4,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from attacks.base import Attack
+from attacks.building import build_attack
 from attacks.optimization import GradientMatching
-from attacks.running import build_attack
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, save_generator
 

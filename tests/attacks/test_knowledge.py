@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from attacks.running import build_attack
+from attacks.building import build_attack
 from experiments.engine.setup import _comparable
 from fedsim.errors import ConfigError
 from fedsim.settings.knowledge import read_knowledge

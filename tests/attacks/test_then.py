@@ -10,7 +10,8 @@ from torch import nn
 
 import fedsim
 from attacks.base import Attack, NotApplicable, Reconstruction
-from attacks.running import build_attack, run_built
+from attacks.building import build_attack
+from attacks.running import run_built
 from attacks.session import PROGRESS, FolderSession
 from fedsim.errors import ConfigError
 from fedsim.settings.options import option

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from attacks.cuda_graph import Function, replayed
+from attacks.optimization.cuda_graph import Function, replayed
 from attacks.optimization.matching.local_steps import UpdateMap, Variables
 from attacks.optimization.matching.objectives import TINY, Objective
 from fedsim.errors import require

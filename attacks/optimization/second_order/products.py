@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.cuda_graph import Function, capturable, replayed
+from attacks.optimization.cuda_graph import Function, capturable, replayed
 from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
 
 TOLERANCE, BEND_TOLERANCE = 1e-2, 3e-2

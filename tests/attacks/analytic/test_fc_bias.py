@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attacks.analytic.fc_bias import FullyConnectedBias, bias_gradients, image_layer
-from attacks.running import build_attack
+from attacks.building import build_attack
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 from tests.attacks.test_attack_conf import loaded

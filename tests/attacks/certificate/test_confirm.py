@@ -11,8 +11,8 @@ import fedsim
 from attacks.analytic import PatchGradient
 from attacks.analytic.fc_bias import FullyConnectedBias
 from attacks.base import Attack, Certificate, PsnrBound, Reconstruction
+from attacks.building import build_attack
 from attacks.certificate.confirm import MAX_PSNR, mismatch
-from attacks.running import build_attack
 from fedsim.errors import ConfigError
 from fedsim.metrics.score import score
 from tests.support.clients import observe_client

@@ -3,8 +3,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from attacks.building import check_fit
 from attacks.generative import GGL, GIAS, Generator, GeneratorSamples
-from attacks.running import check_fit
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models.generator import UNTOLD, ConvGenerator, doublings_of, load_generator, save_generator
 

@@ -7,7 +7,7 @@ import torch
 
 from attacks.analytic.rgap.attack import RGap, gradient_mismatch
 from attacks.analytic.rgap.chain import layer_chain
-from attacks.running import build_attack
+from attacks.building import build_attack
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 from tests.attacks.test_attack_conf import loaded

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from attacks.building import build_attack
 from attacks.learned.checkpoint import load_trained
-from attacks.running import build_attack, run_attack
+from attacks.running import run_attack
 from experiments.prior.settings import chosen_network
 from experiments.studies.harness.client import Client
 from experiments.studies.priors_defended import free_pixels, judge

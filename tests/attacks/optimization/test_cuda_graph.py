@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks.cuda_graph import replayed
+from attacks.optimization.cuda_graph import replayed
 from attacks.optimization.second_order.products import kept_products
 
 

@@ -1,0 +1,64 @@
+"""Attacks from their settings: what a run names is built, or refused in a line, before anything starts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attacks.base import Attack
+from fedsim.errors import ConfigError
+from fedsim.settings.components import build_component
+from fedsim.settings.knowledge import read_knowledge, without_knowledge
+from fedsim.settings.options import option
+
+CERTIFY, THEN = "certify", "then"
+"""Settings of every attack, which no constructor takes."""
+
+
+def build_attack(name: str, settings: dict[str, Any]) -> Attack:
+    """Instantiate `cfg.attack.NAME`, less what is no argument of its class.
+
+    `knows` is for readers; `certify: false` among any attack's settings leaves certificates out, `then: NAME`, or
+    `then: {NAME: {…}}` with settings, has another go on from its images.
+
+    Raises:
+        ConfigError: its `_target_` is no Attack, or refuses its settings.
+    """
+    key = f"attack.{name}"
+    own, certify = settings, True
+    if isinstance(settings, dict):  # what else it may be is refused below
+        read_knowledge(key, settings)
+        certify = settings.get(CERTIFY, True)
+        own = {name: value for name, value in without_knowledge(settings).items() if name not in (CERTIFY, THEN)}
+    if not isinstance(certify, bool):
+        raise ConfigError(f"{key}.{CERTIFY}", certify, "true, or false to leave certificates out")
+    attack = build_component(key, own, Attack)  # type: ignore[type-abstract]
+    attack.certify = certify
+    if isinstance(settings, dict) and settings.get(THEN) is not None:
+        attack.then = _polisher(f"{key}.{THEN}", settings[THEN])
+    return attack
+
+
+def _polisher(key: str, chosen: object) -> Attack:
+    """Raises ConfigError: it is no attack's name, or one that cannot go on from another's images."""
+    named = {chosen: {}} if isinstance(chosen, str) else chosen
+    if not isinstance(named, Mapping) or len(named) != 1:
+        raise ConfigError(key, chosen, "a name of conf/attack, or one name with its settings")
+    ((name, settings),) = named.items()
+    try:
+        attack = build_attack(str(name), option("attack", str(name), dict(settings or {})))
+    except ConfigError as error:
+        raise error.under(f"{key}{error.key.removeprefix('attack')}") from error
+    if type(attack).polish is Attack.polish:
+        raise ConfigError(key, name, "an attack that goes on from another's images, such as gauss_newton")
+    return attack
+
+
+def check_fit(name: str, attack: Attack, image_shape: tuple[int, ...]) -> None:
+    """Refuse an attack that cannot serve images of this shape, before anything runs.
+
+    Raises:
+        ConfigError: naming the setting in full.
+    """
+    try:
+        attack.check_image_shape(image_shape)
+    except ConfigError as error:
+        raise error.under(f"attack.{name}.{error.key}") from error
