@@ -65,6 +65,8 @@ class Attack(ABC):
             are its own.
         then: an attack that goes on from the result's images (`polish`) before anything is certified. It reads one
             round: with several (`fedsim.History`) it is refused.
+        learned_from: digests (`fedsim.ground_truth.content_of`) of the images that it was trained on, as far as they
+            are known: an audit or a run that would attack one of them is refused.
         certify: False leaves out the client's computation once more, and every certificate with it.
     """
 
@@ -75,6 +77,7 @@ class Attack(ABC):
     cost: float = 0.0
     shrinks_to_mean: bool = False
     then: "Attack | None" = None
+    learned_from: frozenset[str] = frozenset()
     certify: bool = True
     _polishing: bool = False
     """`then` is at work, or was when it raised."""

@@ -51,6 +51,7 @@ class Generator:
             raise ConfigError("generator.latent", length, "the length of the generator's input")
         self.module = module.eval().requires_grad_(False)
         self.latent, self.symmetric, self._checkpoint = length, symmetric, checkpoint
+        self.learned_from: frozenset[str] = getattr(module, "learned_from", frozenset())
         self.num_classes = int(getattr(module, "num_classes", 0))
         found: Any = module if isinstance(module, nn.Sequential) else getattr(module, "stages", ())
         self.stages: tuple[nn.Module, ...] = tuple(found)

@@ -25,6 +25,7 @@ class GeneratorSamples(Attack):
         require("samples", samples, samples >= 1, "1 or more")
         one_of("pick", pick, PICKS)
         self.generator, self.samples, self.pick = generator, samples, pick
+        self.learned_from = generator.learned_from
 
     def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
         self.generator.check_image_shape(image_shape)

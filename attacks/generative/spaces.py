@@ -32,6 +32,7 @@ class GeneratorLatent(Parametrisation, SettingsGroup):
         require("parametrisation.norm_weight", norm_weight, norm_weight >= 0, "a number that is not negative")
         self.generator, self.latent_scale, self.norm_weight = generator, float(latent_scale), float(norm_weight)
         self.conditional = conditional
+        self.learned_from = generator.learned_from
 
     def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
         self.generator.check_image_shape(image_shape)

@@ -29,6 +29,7 @@ class LearnedInversion(Attack):
         self.trained = load_trained(Path(checkpoint).expanduser())
         self.output, self.any_weights = output, any_weights
         self.baseline = output == "mean"
+        self.learned_from = self.trained.learned_from
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where anything is not as it was in training."""

@@ -20,12 +20,17 @@ FORMAT = "fedsim-inversion-1"
 
 @dataclass(frozen=True)
 class Trained:
-    """A network with all that is needed to use it."""
+    """A network with all that is needed to use it.
+
+    Attributes:
+        learned_from: digests (`content_of`) of the pictures that it was trained on; none in files of earlier versions.
+    """
 
     network: InversionNetwork
     hash: UpdateHash
     hash_seed: int
     circumstances: Circumstances
+    learned_from: frozenset[str] = frozenset()
 
 
 def save_trained(trained: Trained, path: Path) -> None:
@@ -35,6 +40,7 @@ def save_trained(trained: Trained, path: Path) -> None:
         "bins": trained.hash.bins,
         "hash_seed": trained.hash_seed,
         "circumstances": trained.circumstances.to_dict(),
+        "learned_from": sorted(trained.learned_from),
     }
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in trained.network.state_dict().items()}
     write_whole(path, save(tensors, {"format": FORMAT, "record": json.dumps(record)}))
@@ -65,7 +71,9 @@ def load_trained(path: Path) -> Trained:
         circumstances = Circumstances(**record["circumstances"])
         sizes = {name: math.prod(shape) for name, shape in circumstances.tensors.items()}
         hashed = UpdateHash(sizes, record["bins"], record["hash_seed"])
+        learned_from = frozenset(record.get("learned_from", ()))
     except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError("checkpoint", path, f"a whole inversion.safetensors: {what}") from error
-    return Trained(network.float().eval().requires_grad_(False), hashed, record["hash_seed"], circumstances)
+    network = network.float().eval().requires_grad_(False)
+    return Trained(network, hashed, record["hash_seed"], circumstances, learned_from)

@@ -63,6 +63,7 @@ class GradientMatching(Attack):
         self.budget = budget or Budget()
         self.parametrisation = parametrisation or Pixels()
         self.baseline = self.problem.target == "random"
+        self.learned_from = self.parametrisation.learned_from
 
     @property
     def objective(self) -> Objective:

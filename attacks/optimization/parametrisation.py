@@ -15,7 +15,13 @@ INITIAL = ("normal", "uniform", "gray", "zeros")
 
 
 class Parametrisation(ABC):
-    """Candidates as a tensor of free numbers. Stateless between victims: `prepare` gives what belongs to one."""
+    """Candidates as a tensor of free numbers. Stateless between victims: `prepare` gives what belongs to one.
+
+    Attributes:
+        learned_from: as `Attack.learned_from`.
+    """
+
+    learned_from: frozenset[str] = frozenset()
 
     def check_image_shape(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most span any shape
         """Refuse images of a shape that cannot be served, as `Attack.check_image_shape`."""

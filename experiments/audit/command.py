@@ -83,6 +83,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     bounds = build_bounds(config.bound)
     victims = config.audit.victims
     chosen = choose_images(setup)
+    setup.refuse_learned([setup.data.train.subset(chosen)])
     updates = divide(chosen, config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
     config = with_engine(config, count(len(updates), "update"), of_all)

@@ -1,7 +1,7 @@
 """What both commands build before any worker starts; building it is also the check that it can be built."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,8 +25,8 @@ from experiments.cli.machine import cores
 from experiments.cli.validation import check_compiler, check_gpus, check_room, crews, placement, worker_counts
 from experiments.engine.guess import public_images, public_mean, public_prior, seen_through
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.data import FederatedData
-from fedsim.data.copies import most_holders
+from fedsim.data import FederatedData, ImageSet
+from fedsim.data.copies import contents, most_holders
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
@@ -65,6 +65,8 @@ class Setup:
     wants_auxiliary: bool
     attack_costs: tuple[float, ...] = ()
     """Of each attack on one update (`Attack.cost`)."""
+    learned_from: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By name of the attacks that bring a prior along the images that it was trained on (`Attack.learned_from`)."""
     own_attacks: Mapping[str, Attack] = field(default_factory=dict)
     """By name those that came as objects, which no settings build; they live in this process alone."""
 
@@ -83,6 +85,16 @@ class Setup:
     def guess(self) -> Tensor:
         """What one would answer without any gradient: the mean of the pictures that no client holds."""
         return public_mean(self.data, self.image_shape)
+
+    def refuse_learned(self, attacked: Iterable[ImageSet]) -> None:
+        """Raises ConfigError where the prior of an attack was trained on an image that it would have to find."""
+        if not self.learned_from:
+            return
+        images = [one for held in attacked for one in contents(held)]
+        for name, learned in self.learned_from.items():
+            if seen := sum(one in learned for one in images):
+                fault = f"its prior was trained on {seen:,} of the {len(images):,} images that would be attacked: give"
+                raise ConfigError("attack", name, fault=f"{fault} the data settings and the seed of its fedsim-prior")
 
     def rules(self, simulated: bool) -> ReplyRules:
         """What the server knows of every honest reply.
@@ -193,7 +205,8 @@ def assemble(
     defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, image_shape))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())
-    return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs)
+    learned = {name: attack.learned_from for name, attack in attacks.items() if attack.learned_from}
+    return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs, learned)
 
 
 def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> RunFolder:

@@ -27,6 +27,7 @@ from experiments.prior.settings import (
 )
 from experiments.prior.sheet import write_sheet
 from fedsim.data import ImageSet
+from fedsim.data.copies import contents
 from fedsim.errors import ConfigError
 from fedsim.metrics.image import psnr
 from fedsim.models.generator import save_generator
@@ -89,7 +90,7 @@ def _train(
         model = train_generator(
             images, settings, config.seed, side, setup.data.num_classes, folder.checkpoints, progress, device
         )
-        save_generator(model.generator, folder.root / NAMES["generator"])
+        save_generator(model.generator, folder.root / NAMES["generator"], set(contents(images.train)))
         other = images.excluded.images(range(len(images.excluded)))
         made = [rebuilt(model, part, device) if len(part) else other for part in (images.validation, images.excluded)]
         samples = drawn(model.generator, 2 * SHOWN, config.seed)

@@ -20,6 +20,7 @@ from experiments.engine.setup import Setup
 from experiments.prior.settings import PriorImages
 from experiments.prior.training import Training
 from fedsim.data import ImageSet
+from fedsim.data.copies import contents
 from fedsim.determinism import derive_seed, seeded_globals, torch_generator
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation
@@ -168,7 +169,7 @@ def train_inversion(
         return matched_mse(network(updates.hashed[chosen].to(device)), truth).mean()
 
     training.run(loss_at, progress)
-    return Trained(network.eval(), hashing, hash_seed, circumstances)
+    return Trained(network.eval(), hashing, hash_seed, circumstances, frozenset(contents(pictures.train)))
 
 
 def inverted(

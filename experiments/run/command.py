@@ -99,6 +99,8 @@ def run_federated(
     check_strategy(strategy, config.num_clients)
     setup = prepare(config)
     check_observed(config, setup.sums)
+    if grid_of is None:  # SuperNodes have images of their own
+        setup.refuse_learned(map(setup.data.client, _observable(config)))
     if config.observe.history:
         check_history(config, setup.sums, max(setup.data.partition_sizes()))
     clients = count(clients_a_round(config), "client")
@@ -143,6 +145,14 @@ def run_federated(
                 run.grid.close()
                 scheduler.close()
         shutil.rmtree(folder.resume_points, ignore_errors=True)
+
+
+def _observable(config: RunConfig) -> list[int]:
+    """The clients that may be attacked."""
+    if not config.observe.every:
+        return []
+    chosen, every = config.observe.clients, range(config.num_clients)
+    return [client for client in every if not isinstance(chosen, list) or client in chosen]
 
 
 def _commonest_class(labels: Int[Tensor, "images"]) -> float | None:

@@ -1,6 +1,7 @@
 """A small generator of pictures, and the encoder that it is trained with: priors of attacks, never a client's model."""
 
 import json
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,13 @@ class ConvGenerator(nn.Module):
         channels: of the feature maps, from the first stage on; the last count is repeated where more are needed.
         num_classes: classes to choose from; 0: unconditional. A class that was not trained on is asked for as "any".
         colours: 3, or 1 for grey pictures.
+
+    Attributes:
+        learned_from: digests (`fedsim.ground_truth.content_of`) of the pictures that it was trained on, where its file
+            has them.
     """
+
+    learned_from: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -153,9 +160,10 @@ def doublings_of(side: int) -> int:
     return count
 
 
-def save_generator(generator: ConvGenerator, path: Path) -> None:
-    """Weights and what they fit into, in one safetensors file: whole or not at all."""
+def save_generator(generator: ConvGenerator, path: Path, learned_from: Collection[str] = ()) -> None:
+    """Weights, what they fit into and what they were trained on, in one safetensors file: whole or not at all."""
     metadata = {"format": FORMAT, "settings": json.dumps(generator.settings)}
+    metadata["learned_from"] = json.dumps(sorted(learned_from))
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in generator.state_dict().items()}
     write_whole(path, save(tensors, metadata))
 
@@ -178,6 +186,7 @@ def load_generator(path: Path) -> ConvGenerator:
                 generator = ConvGenerator(**json.loads(metadata["settings"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             generator.load_state_dict(tensors, assign=True)
+            generator.learned_from = frozenset(json.loads(metadata.get("learned_from", "[]")))
     except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError("generator.checkpoint", path, f"a whole safetensors file of fedsim-prior: {what}") from error

@@ -1,6 +1,7 @@
 """`fedsim-prior` as a user calls it, on digits."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from attacks.generative import GIAS, Generator, GeneratorLatent, GeneratorSamples
 from experiments.engine.setup import prepare
 from experiments.prior import inversion, training
 from experiments.prior.command import use
@@ -195,3 +197,31 @@ def test_settings_that_cannot_work_are_named(command, tmp_path, settings, words)
     assert code == 2
     assert words in err
     assert not root.exists() or not any(path.is_file() for path in root.glob("*.yaml"))
+
+
+def test_an_audit_of_images_that_its_prior_was_trained_on_is_refused(command, tmp_path):
+    """Other data settings than the prior's, and its own images are attacked: results would be recollections."""
+    root = tmp_path / "prior"
+    known = [*PUBLIC, *LTI, "prior.lti.steps=1", f"run_dir={root}"]
+    assert command("fedsim-prior", *known)[0] == 0
+    place = root / "inversion.safetensors"
+    given = ["data=digits", "model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "attack=[lti]"]
+    given += [f"attack.lti.checkpoint={place}", "simulation=inline"]
+    audit = ["fedsim-audit", *given, "audit.num_images=40", f"run_dir={tmp_path / 'audit'}"]
+    code, _, err = command(*audit)  # data.auxiliary_fraction=0.1: a fourth of the clients' images are the prior's
+    assert code == 2
+    assert re.search(r"attack=lti: its prior was trained on \d+ of the 40 images that would be attacked", err)
+    code, _, err = command(*audit, "data.auxiliary_fraction=0.3")
+    assert code == 0, err
+    run = ["fedsim", "num_clients=2", "num_rounds=1", *given, f"run_dir={tmp_path / 'run'}"]
+    code, _, err = command(*run, "client.batch_size=1")
+    assert code == 2
+    assert re.search(r"attack=lti: its prior was trained on \d+ of the", err)
+
+
+def test_a_generator_keeps_what_it_was_trained_on(tmp_path):
+    save_generator(ConvGenerator(8, 16, (8,)), tmp_path / "g.safetensors", {"ab", "cd"})
+    generator = Generator(str(tmp_path / "g.safetensors"))
+    assert generator.learned_from == {"ab", "cd"}
+    assert GIAS(latent=GeneratorLatent(generator)).learned_from == {"ab", "cd"}
+    assert GeneratorSamples(generator).learned_from == {"ab", "cd"}
