@@ -78,6 +78,9 @@ def from_public_images(
     if protocol.steps == 1:
         fit = fit_counts(public.moments, weight_grad, bias_grad, least, total, added)
     else:
+        missing = (public.labels.bincount(minlength=len(bias_grad)) == 0).nonzero().flatten().tolist()
+        if missing:  # by predictions alone: of a model that is not trained they are of one class or two
+            raise NotApplicable(f"no public image is of class {missing[0]} with {public.said}: no client is simulated")
         start = prior_counts(bias_grad, public.probs.mean(dim=0), total, protocol.label_smoothing)
         first = largest_remainder(start, total)
 

@@ -3,8 +3,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 
+import fedsim
 from attacks.label import RecoverLabels
 from defenses import GradientClip, GradientNoise
 from fedsim.errors import ConfigError, NotApplicable
@@ -240,3 +242,19 @@ def test_batchnorm_in_training_mode_leaves_auto_with_the_mean_softmax(tools, rng
     seen = replace(observation, public_images=public, auxiliary_probs=torch.full((4,), 0.25))
     assert "public images" in RecoverLabels("class_moments")(seen, rng, cpu).certificate.reason
     assert "auxiliary pictures" in RecoverLabels()(seen, rng, cpu).certificate.reason
+
+
+def test_public_images_without_labels_after_several_steps_leave_it_to_the_next_rule():
+    """A model that is not trained calls all of them one class: no client with other labels can be simulated."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    seen = fedsim.observe(model, images[:16], digits.target[:16].tolist(), share="delta", local_steps=3)
+    seen = seen.with_public_images(images[500:700])
+    result = fedsim.attack("labels", seen)
+    assert result.status == "done", result.reason
+    assert len(result.labels) == 16
+    refused = fedsim.attack("labels_class_moments", seen)
+    assert refused.status == "refused"
+    assert "no public image is of class" in refused.reason
