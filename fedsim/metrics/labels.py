@@ -32,15 +32,16 @@ def assign_labels(true: Int[Tensor, " batch"], recovered: Int[Tensor, " rebuilt"
     return [next(leftovers, None) if label is None else label for label in assigned]
 
 
-def even_share(counts: Collection[int], classes: int) -> float:
+def even_share(counts: Collection[int], classes: int, named: int | None = None) -> float:
     """The `label_share` that naming each class equally often is expected to have: a guess without the update.
 
-    Of B labels each of the C classes is named ⌊B/C⌋ times, and B mod C of them, drawn at random, once more.
+    Of n labels each of the C classes is named ⌊n/C⌋ times, and n mod C of them, drawn at random, once more.
 
     Args:
         counts: how often each class is there, of those that are.
+        named: n, as many as an attack names: rules that give a set name each class once; None: as many as there are.
     """
     batch = sum(counts)
-    often, more = divmod(batch, classes)
+    often, more = divmod(batch if named is None else named, classes)
     expected = sum(min(n, often) + more / classes * (n > often) for n in counts)
     return expected / batch

@@ -60,14 +60,16 @@ def labels_by_round(run: RecordedRun, attack: str) -> tuple[ByRound, ByRound]:
 def even_guess(run: RecordedRun, scored: Iterable[AttackRecord]) -> float | None:
     """The share that naming each class equally often gets right: of each update's images, once each.
 
-    None where their labels or the number of classes are not on record.
+    As many labels as the attack named, each time. None where the images' own or the number of classes are not on
+    record.
     """
-    known = [[found[0].label for found in one.forms.values()] for one in scored if one.images]
-    known = [labels for labels in known if None not in labels]
+    known = [([found[0].label for found in one.forms.values()], one.named) for one in scored if one.images]
+    known = [(labels, named) for labels, named in known if None not in labels]
     if not known or not run.classes:
         return None
-    right = [even_share(Counter(labels).values(), len(run.classes)) * len(labels) for labels in known]
-    return sum(right) / sum(map(len, known))
+    classes = len(run.classes)
+    right = [even_share(Counter(labels).values(), classes, named) * len(labels) for labels, named in known]
+    return sum(right) / sum(len(labels) for labels, _ in known)
 
 
 def _stated(records: list[AttackRecord]) -> bool:

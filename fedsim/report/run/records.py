@@ -116,6 +116,7 @@ class AttackRecord:
         images: each form in which the model saw one of them.
         target: `images`, `labels` or else, what it was after; None in folders of earlier versions.
         labelled: it returned labels.
+        named: how many; None in folders of earlier versions.
         promised: dB of PSNR, against what the model saw, that its certificate promises; None where it names none.
         seed: which of the seeds that were pooled it is of; 0 in a run by itself.
     """
@@ -139,6 +140,7 @@ class AttackRecord:
     target: str | None = None
     baseline: bool = False
     labelled: bool = False
+    named: int | None = None
     promised: float | None = None
     seed: int = 0
 
@@ -224,6 +226,7 @@ def attack_record(values: Mapping[str, Any]) -> AttackRecord | None:
         target=text(values.get("target")),
         baseline=result.baseline,
         promised=certificate.values.get("promised_psnr", certificate.values.get("expected_psnr")),
+        named=None if result.labels is None else len(result.labels),
         labelled=(result.labels is not None and len(result.labels) > 0) or share is not None,
     )
 

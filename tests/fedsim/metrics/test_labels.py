@@ -55,3 +55,16 @@ def test_who_names_each_class_equally_often_is_right_so_often(true: list[int]) -
     guesses = [[*range(4)] * often + list(extra) for extra in itertools.combinations(range(4), more)]
     expected = fmean(label_share(torch.tensor(true), torch.tensor(guess)) for guess in guesses)
     assert even_share(Counter(true).values(), 4) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("counts", "named", "expected"),
+    [
+        ([8, 8], 2, 2 / 10 * 2 / 16),  # two classes of ten: a set names two of sixteen labels
+        ([8, 8], 0, 0.0),
+        ([1, 1], 10, 1.0),  # who names each class names those that are there
+        ([2, 1], 20, 1.0),
+    ],
+)
+def test_a_guess_names_as_many_labels_as_it_is_compared_with(counts: list[int], named: int, expected: float) -> None:
+    assert even_share(counts, 10, named) == pytest.approx(expected)

@@ -68,6 +68,23 @@ def test_what_stays_below_the_bar_is_not_rounded_up_to_it(write_run: Any, record
     assert line.endswith("; 19.9 dB on average (the mean of public images: 19.9 dB)")
 
 
+def test_a_set_of_classes_is_held_against_a_guess_of_as_many(write_run: Any, records: Any) -> None:
+    """Both classes of a client that holds two of ten are named, once each: 2 of 16 labels, and all that a set can say.
+
+    Sixteen labels, each class equally often, would have 20 % right; who names every class learns nothing.
+    """
+    images = [records.image(None, f"i/{k}", label=k % 2) for k in range(16)]
+    for named, told in (
+        ([0, 1], "12.5 % of the labels right (each class equally often: 2.5 %)"),
+        ([*range(10)], "12.5 % of the labels right (no better than a guess, each class equally often: 12.5 %)"),
+    ):
+        row = records.attack(1, 0, *images, attack="labels", target="labels", label_share=0.125) | {"labels": named}
+        folder = write_run([row], name=f"set-{len(named)}")
+        (folder / "classes.json").write_text(json.dumps([f"class {number}" for number in range(10)]))
+        (line,) = attack_lines(read_run(folder))
+        assert line.endswith(told), line
+
+
 def test_where_a_defense_changed_images_both_means_are_told(write_run: Any, records: Any) -> None:
     image = records.image(35.0, "i/0", private_psnr=12.0, guess_psnr=10.0)
     (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
