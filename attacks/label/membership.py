@@ -21,10 +21,13 @@ def rlg(
         eps: relative rounding of the gradient as it was shared; None takes that of its dtype.
 
     Raises:
-        ValueError: the gradient is zero, or the space holds every vector of sum zero, so that each class would pass.
+        ValueError: the gradient is zero, the features are too narrow to be independent, or the space holds every vector
+            of sum zero, so that each class would pass.
     """
     if not weight_grad.any():
         raise ValueError("a gradient of zero tells no label")
+    if (width := weight_grad.shape[1]) < batch_size:
+        raise ValueError(f"features of width {width} depend on each other: classes that were there would be missed")
     eps = torch.finfo(weight_grad.dtype).eps if eps is None else eps
     left, values, _ = torch.linalg.svd(weight_grad.detach().double().cpu(), full_matrices=False)
     rank = int((values[:batch_size] > 100 * eps * values[0]).sum())

@@ -152,7 +152,8 @@ def _from_weight(observation: Observation, rule: str, total: int) -> Reconstruct
             labels = rlg(weight_grad, total, rounding(observation))
         except ValueError as error:
             raise NotApplicable(f"{total} examples: {error}") from error
-        return _uncertified(labels, "the set of classes without their counts; it may hold some that were not there", {})
+        reason = "the set of classes without their counts: it may hold others, and lack some where features depend on each other"
+        return _uncertified(labels, reason, {})
     if rule == "idlg":
         if total > 1:
             raise NotApplicable(f"iDLG names one label: the update was computed from {total} examples")

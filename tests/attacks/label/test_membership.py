@@ -43,3 +43,9 @@ def test_refuses_a_space_that_separates_every_class():
 def test_a_gradient_of_zero_is_refused_in_words():
     with pytest.raises(ValueError, match="a gradient of zero tells no label"):
         rlg(torch.zeros(10, 8), 2)
+
+
+def test_refuses_more_examples_than_features():
+    """Their columns are no part of the space: it separated no class that was there, and said so of none."""
+    with pytest.raises(ValueError, match="features of width 8 depend on each other"):
+        rlg(weight_gradient(list(range(12)), width=8), 12)
