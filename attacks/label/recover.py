@@ -152,7 +152,7 @@ def _from_weight(observation: Observation, rule: str, total: int) -> Reconstruct
             labels = rlg(weight_grad, total, rounding(observation))
         except ValueError as error:
             raise NotApplicable(f"{total} examples: {error}") from error
-        reason = "the set of classes without their counts: it may hold others, and lack some where features depend on each other"
+        reason = "classes without their counts: some may not have been there, and features that depend hide some"
         return _uncertified(labels, reason, {})
     if rule == "idlg":
         if total > 1:
