@@ -106,9 +106,15 @@ class RecoverLabels(Attack):
         """The labels of a round whose equations hold, else those that most rounds name, the earliest of equals.
 
         Certified is what the first round alone certifies.
+
+        Raises:
+            NotApplicable: two rounds certify different labels, so that they are not of the same images.
         """
         each = [self.run(observation, rng, device) for observation in history.observations]
         named = [None if one.labels is None else tuple(one.labels.tolist()) for one in each]
+        sure = {labels for one, labels in zip(each, named, strict=True) if one.certificate.certified}
+        if len(sure) > 1:
+            raise NotApplicable("rounds certify different labels: they are not of the same images")
         certified = next((index for index, one in enumerate(each) if one.certificate.certified), None)
         chosen = named.index(Counter(named).most_common(1)[0][0]) if certified is None else certified
         if chosen == 0:

@@ -258,3 +258,11 @@ def test_public_images_without_labels_after_several_steps_leave_it_to_the_next_r
     refused = fedsim.attack("labels_class_moments", seen)
     assert refused.status == "refused"
     assert "no public image is of class" in refused.reason
+
+
+def test_rounds_whose_certificates_contradict_each_other_are_of_other_images(tools, rng, cpu):
+    rounds = [tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(), [label]) for label in (3, 3, 7)]
+    rounds = [replace(one, server_round=number) for number, one in enumerate(rounds)]
+    assert RecoverLabels()(fedsim.History(rounds[:2]), rng, cpu).certificate.status == "certified"
+    with pytest.raises(NotApplicable, match="rounds certify different labels"):
+        RecoverLabels()(fedsim.History(rounds), rng, cpu)
