@@ -179,8 +179,13 @@ def _done(observation: Observation | History, name: str, attack: Attack, rebuilt
         start = time.perf_counter()
         rebuilt = drawn_to_mean(observation, rebuilt)
         rebuilt = replace(rebuilt, seconds=rebuilt.seconds + time.perf_counter() - start)
+    result = ended(observation, name, attack, "done", rebuilt.note, rebuilt.seconds)
+    made = 0 if rebuilt.images is None else len(rebuilt.images)
+    if made > result.batch_size:
+        chosen = f"{made:,} images for an update of {result.batch_size:,}: of them those count that suit the originals"
+        result = _also(result, f"{chosen} best, which no server knows")
     return replace(
-        _also(ended(observation, name, attack, "done", rebuilt.note, rebuilt.seconds), GIVEN * rebuilt.labels_given),
+        _also(result, GIVEN * rebuilt.labels_given),
         certificate=rebuilt.certificate,
         images=rebuilt.images,
         own_images=_own(observation, attack, rebuilt),
