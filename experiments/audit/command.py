@@ -35,6 +35,7 @@ from experiments.engine.setup import (
     prepare,
 )
 from fedsim.data import ImageSet
+from fedsim.data.copies import readable_contents
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
 from fedsim.ground_truth import GroundTruth
@@ -84,6 +85,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     victims = config.audit.victims
     chosen = choose_images(setup)
     setup.refuse_learned([setup.data.train.subset(chosen)])
+    setup = replace(setup, attacked=frozenset(readable_contents(setup.data.train.subset(chosen))))
     updates = divide(chosen, config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
     config = with_engine(config, count(len(updates), "update"), of_all)

@@ -1,34 +1,53 @@
 """What one reaches without any gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from logging import getLogger
 
 import torch
 from torch import Tensor
 
 from defenses.base import Batch, DefenseChain
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
-from fedsim.data import FederatedData
+from fedsim.data import ImageSet
+from fedsim.data.copies import contents
 from fedsim.effects import MasksPositions, MixesImages, TransformsImages, Unpublished
 from fedsim.models import Normaliser
 from fedsim.public_images import PublicImages, most_of
 
+logger = getLogger(__name__)
 
-def public_mean(data: FederatedData, shape: tuple[int, int, int]) -> Tensor:
+
+def not_attacked(images: ImageSet, shape: tuple[int, int, int], attacked: Collection[str]) -> ImageSet:
+    """Of images that no client holds those that a server has: a folder may have copies of attacked ones among them.
+
+    Args:
+        attacked: digests of those (`fedsim.data.copies.contents`).
+    """
+    read = min(len(images), max(MOST_IMAGES, most_of(shape)))  # no more are ever read
+    digests = enumerate(contents(images.subset(range(read)))) if attacked else ()
+    copies = {position for position, digest in digests if digest in attacked}
+    if not copies:
+        return images
+    logger.warning("%d of the server's own images are copies of attacked ones, and left out", len(copies))
+    return images.subset([position for position in range(len(images)) if position not in copies])
+
+
+def public_mean(held: ImageSet, shape: tuple[int, int, int]) -> Tensor:
     """The mean of the pictures that no client holds, [channels, height, width]; mid-grey where there are none."""
-    count = min(MOST_IMAGES, len(data.auxiliary))
-    return data.auxiliary.images(range(count)).mean(0) if count else torch.full(shape, 0.5)
+    count = min(MOST_IMAGES, len(held))
+    return held.images(range(count)).mean(0) if count else torch.full(shape, 0.5)
 
 
-def public_prior(data: FederatedData, seen: Callable[[Tensor], Tensor] | None = None) -> PublicPrior | None:
+def public_prior(held: ImageSet, seen: Callable[[Tensor], Tensor] | None = None) -> PublicPrior | None:
     """The moments of the same images; None where there are none.
 
     Args:
         seen: what a client's model sees of images; None: them.
     """
-    count = min(MOST_IMAGES, len(data.auxiliary))
+    count = min(MOST_IMAGES, len(held))
     if not count:
         return None
-    images = data.auxiliary.images(range(count))
+    images = held.images(range(count))
     return PublicPrior.of(images, None if seen is None else seen(images))
 
 
@@ -53,9 +72,9 @@ def seen_through(
     return seen
 
 
-def public_images(data: FederatedData) -> PublicImages | None:
+def public_images(held: ImageSet) -> PublicImages | None:
     """Images that no client holds, with their labels; None where there are none."""
-    if not len(data.auxiliary):
+    if not len(held):
         return None
-    count = min(most_of(tuple(data.auxiliary.images([0]).shape[1:])), len(data.auxiliary))
-    return PublicImages.of(data.auxiliary.images(range(count)), data.auxiliary.labels[:count])
+    count = min(most_of(tuple(held.images([0]).shape[1:])), len(held))
+    return PublicImages.of(held.images(range(count)), held.labels[:count])

@@ -23,10 +23,10 @@ from defenses.update.secure_aggregation import SecureAggregation
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_compiler, check_gpus, check_room, crews, placement, worker_counts
-from experiments.engine.guess import public_images, public_mean, public_prior, seen_through
+from experiments.engine.guess import not_attacked, public_images, public_mean, public_prior, seen_through
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageSet
-from fedsim.data.copies import contents, most_holders
+from fedsim.data.copies import most_holders, readable_contents
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
@@ -67,6 +67,8 @@ class Setup:
     """Of each attack on one update (`Attack.cost`)."""
     learned_from: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By name of the attacks that bring a prior along the images that it was trained on (`Attack.learned_from`)."""
+    attacked: frozenset[str] = frozenset()
+    """Digests of the images that an audit attacks."""
     own_attacks: Mapping[str, Attack] = field(default_factory=dict)
     """By name those that came as objects, which no settings build; they live in this process alone."""
 
@@ -84,13 +86,13 @@ class Setup:
 
     def guess(self) -> Tensor:
         """What one would answer without any gradient: the mean of the pictures that no client holds."""
-        return public_mean(self.data, self.image_shape)
+        return public_mean(self._held, self.image_shape)
 
     def refuse_learned(self, attacked: Iterable[ImageSet]) -> None:
         """Raises ConfigError where the prior of an attack was trained on an image that it would have to find."""
         if not self.learned_from:
             return
-        images = [one for held in attacked for one in contents(held)]
+        images = [one for held in attacked for one in readable_contents(held)]
         for name, learned in self.learned_from.items():
             if seen := sum(one in learned for one in images):
                 fault = f"its prior was trained on {seen:,} of the {len(images):,} images that would be attacked: give"
@@ -131,12 +133,17 @@ class Setup:
         return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, *self._public)
 
     @cached_property
+    def _held(self) -> ImageSet:
+        """The images that the server has."""
+        return not_attacked(self.data.auxiliary, self.image_shape, self.attacked)
+
+    @cached_property
     def _public(self) -> tuple[PublicPrior | None, PublicImages | None]:
         if not self.wants_auxiliary:
             return None, None
         rng = torch_generator(self.config.seed, "public")
         seen = seen_through(self.defenses, self.normaliser, self.config.client.batch_size, rng)
-        return public_prior(self.data, seen), public_images(self.data)
+        return public_prior(self._held, seen), public_images(self._held)
 
     def runtime(self) -> ClientRuntime:
         """What a client's worker keeps."""

@@ -2,9 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from logging import getLogger
 
 from fedsim.data.image_set import CHUNK, ImageSet
+from fedsim.errors import ConfigError
 from fedsim.ground_truth import content_of
+
+logger = getLogger(__name__)
 
 
 def contents(images: ImageSet) -> Iterator[str]:
@@ -12,6 +16,17 @@ def contents(images: ImageSet) -> Iterator[str]:
     for start in range(0, len(images), CHUNK):
         for image in images.images(range(start, min(len(images), start + CHUNK))):
             yield content_of(image)
+
+
+def readable_contents(images: ImageSet) -> list[str]:
+    """The digests of those images that can be read: with another one the update fails that needs it, and no more."""
+    found = []
+    for position in range(len(images)):
+        try:
+            found.append(content_of(images.images([position])[0]))
+        except ConfigError as error:
+            logger.debug("not compared: %s", error)
+    return found
 
 
 def most_copies(images: ImageSet) -> int:

@@ -137,7 +137,7 @@ def _attack(unit: Unit, victim: AprilVictim, name: str, settings: Mapping[str, A
 def guesses(client: Client) -> dict[str, Float[Tensor, "1 c h w"]]:
     """What one has without a gradient: grey, and where there are public pictures, their mean."""
     data = client.setup.data
-    image = public_mean(data, client.setup.image_shape)[None]
+    image = public_mean(data.auxiliary, client.setup.image_shape)[None]
     return {GREY: torch.full_like(image, 0.5)} | ({MEAN: image} if len(data.auxiliary) else {})
 
 

@@ -78,13 +78,13 @@ class Victims:
 
     def public(self) -> PublicPrior:
         """The moments of images that are nobody's."""
-        found = public() if self.pictures is None else public_prior(_folder(self.pictures))
+        found = public() if self.pictures is None else public_prior(_folder(self.pictures).auxiliary)
         assert found is not None
         return found
 
     def public_images(self) -> PublicImages | None:
         """Those images themselves, with their labels."""
-        return _public_digits() if self.pictures is None else public_images(_folder(self.pictures))
+        return _public_digits() if self.pictures is None else public_images(_folder(self.pictures).auxiliary)
 
 
 def digits(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:

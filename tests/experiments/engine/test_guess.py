@@ -2,13 +2,13 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from experiments.engine.guess import public_mean
+from experiments.engine.guess import not_attacked, public_mean
 from experiments.engine.setup import prepare
+from fedsim.data.copies import contents
 from fedsim.ground_truth import GroundTruth
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
@@ -31,11 +31,25 @@ class Pictures:
 
 
 def test_the_guess_is_the_mean_of_public_pictures_or_grey():
-    mean = public_mean(SimpleNamespace(auxiliary=Pictures(0.2, 0.4)), (3, 4, 4))
+    mean = public_mean(Pictures(0.2, 0.4), (3, 4, 4))
     torch.testing.assert_close(mean, torch.full((3, 4, 4), 0.3))
-    grey = public_mean(SimpleNamespace(auxiliary=Pictures()), (3, 6, 6))
+    grey = public_mean(Pictures(), (3, 6, 6))
     assert grey.shape == (3, 6, 6)
     assert set(grey.flatten().tolist()) == {0.5}
+
+
+class Held(Pictures):
+    def subset(self, positions):
+        return Held(*(self.levels[position] for position in positions))
+
+
+def test_copies_of_attacked_pictures_are_none_of_the_servers(caplog):
+    held = Held(0.2, 0.4, 0.4, 0.6)
+    assert not_attacked(held, (3, 4, 4), set()) is held
+    assert not_attacked(held, (3, 4, 4), set(contents(Held(0.5)))) is held
+    assert not caplog.text
+    assert not_attacked(held, (3, 4, 4), set(contents(Held(0.4, 0.9)))).levels == (0.2, 0.6)
+    assert "2 of the server's own images are copies of attacked ones" in caplog.text
 
 
 def test_it_is_written_with_each_result_and_held_against_the_private_picture(tmp_path):
