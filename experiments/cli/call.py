@@ -29,7 +29,7 @@ from experiments.commands.stage import CommandStage, shortest
 from experiments.commands.table import COMMANDS, Command, Config
 from fedsim.errors import ConfigError, RunError
 from fedsim.memory.kept import keep_memory
-from fedsim.settings.places import unwritable
+from fedsim.settings.places import full_disk, unwritable
 from fedsim.settings.ray_address import quiet_environment
 from fedsim.settings.schema import parse
 
@@ -158,6 +158,13 @@ class _Call:
             fault = str(error) if isinstance(error, RunError) else self.one_line(error)
             errors.print(f"error: {fault}", markup=False)
             stage.discard()
+        except OSError as error:
+            fault = full_disk(error, root)
+            if not fault:
+                raise
+            self.faulty = True
+            goes_on = f"; what had finished is kept. With more room, the same command with run_dir={root} goes on"
+            errors.print(f"error: {fault}{goes_on if self._command.resumes else ''}", markup=False)
         except KeyboardInterrupt:
             stage.discard()
             raise

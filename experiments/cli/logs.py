@@ -1,8 +1,9 @@
 """Quiet logs: everything into one file of the run folder, nothing twice."""
 
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LIBRARIES = ("flwr", "hydra.utils")
@@ -42,10 +43,22 @@ class _Records(logging.Formatter):
         return "\n    ".join("".join(c if c.isprintable() or c == "\t" else "?" for c in line) for line in lines)
 
 
+class _File(logging.FileHandler):
+    """A record that a full disk does not take is lost: no traceback of it stands on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):  # what it still holds
+            super().close()
+
+
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
     """Send all loggers to `path` for the block."""
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = _File(path, encoding="utf-8")
     file.setFormatter(_Records("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     level = root.level

@@ -1,6 +1,5 @@
 """How a run ends: with its report, whatever became of it. Workers never import what draws it."""
 
-import errno
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,9 @@ from fedsim.report.render import build_report, report_run
 from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import Verdict
+from fedsim.settings.places import full_disk
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""What a disk says that takes no more."""
 
 
 @contextmanager
@@ -47,13 +44,13 @@ def reported(
         page, judged = report_run(folder.root, facts)
     except BaseException as error:
         again = _how_to_go_on(folder, kind)
-        full = error if isinstance(error, OSError) and error.errno in FULL else None
+        full = full_disk(error, folder.root)
         unfinished = _unfinished_page(folder)
         if not isinstance(error, KeyboardInterrupt):  # then the command itself says how to go on
             advice = "" if full or isinstance(error, RunError) else again
             errors.print(f"unfinished; what there is: {unfinished}{advice and f'; {advice}'}", markup=False)
-        if full is not None:
-            reason = f"{full.filename or folder.root}: {full.strerror}; what had finished is kept"
+        if full:
+            reason = f"{full}; what had finished is kept"
             raise RunError(f"{reason}. With more room, {again}" if again else reason) from error
         raise
     tell_end(folder, page, judged)

@@ -1,8 +1,12 @@
 """Folders and files that settings name: whether they are there is known before any library is imported."""
 
+import errno
 from pathlib import Path
 
 from fedsim.errors import ConfigError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+"""What a disk says that takes no more, and a limit on the size of files."""
 
 
 def class_folders(path: object) -> Path:
@@ -23,6 +27,13 @@ def unwritable(error: OSError) -> str:
     """What a folder must be that cannot be made or written to."""
     reason = "this is a file" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
     return f"a folder that can be written to ({reason})"
+
+
+def full_disk(error: BaseException, folder: Path) -> str:
+    """What a disk said that takes no more, and where; empty for any other error."""
+    if not isinstance(error, OSError) or error.errno not in FULL:
+        return ""
+    return f"{error.filename or folder}: {error.strerror}"
 
 
 def check_model_file(path: object) -> None:

@@ -4,12 +4,14 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from experiments.cli.call import errors
 from experiments.cli.errors import ConfigFault, one_line
 from experiments.cli.logs import quiet_libraries
 from experiments.studies.harness.study import check
 from fedsim.errors import RunError
+from fedsim.settings.places import full_disk
 from fedsim.simulation.ray_cluster import quiet_environment
 
 
@@ -32,6 +34,12 @@ def faults_in_one_line(interrupted: Callable[[], str]) -> Iterator[None]:
         sys.exit(2)
     except ConfigFault as error:
         errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
+        sys.exit(2)
+    except OSError as error:
+        fault = full_disk(error, Path())
+        if not fault:
+            raise
+        errors.print(f"error: {fault}; what had finished is kept", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         errors.print(interrupted(), markup=False)

@@ -1,6 +1,7 @@
 """Where log records go."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +33,9 @@ def test_a_python_session_has_its_librarys_output_back(monkeypatch, capsys):
     logger.error("after it")
     assert capsys.readouterr().err == "after it\n"
     assert logger.propagate is False
+
+
+def test_a_log_on_a_full_disk_puts_no_traceback_on_the_terminal(capsys):
+    with log_to(Path("/dev/full")):
+        logging.getLogger("fedsim").error("lost")
+    assert capsys.readouterr().err == ""

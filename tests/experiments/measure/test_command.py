@@ -1,6 +1,7 @@
 """`fedsim-measure` as a user calls it, in this process."""
 
 import csv
+import errno
 import json
 import sys
 
@@ -178,3 +179,13 @@ def test_help_teaches(fedsim_measure):
     assert code == 0
     for word in ("runs=[DIR,DIR]", "measure.ratios", "measure.corruptions.names", "--cfg job", "run_dir"):
         assert word in out, word
+
+
+def test_a_full_disk_is_one_line(fedsim_measure, write_run, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(measure, "draw_all", full)
+    code, _, err = fedsim_measure(*SMALL, f"runs=[{write_run('a')}]", f"run_dir={tmp_path}/out")
+    assert code == 2
+    assert err.splitlines()[-1] == f"error: {tmp_path}/out: No space left on device"
