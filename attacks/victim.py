@@ -26,6 +26,7 @@ class Victim:
         unshared: of these the parameters that the client trains too.
         masked: rows of the position embedding in whose place the client's model took one that all share.
         embeddings: the names of the two, where rows are masked.
+        buffers: names in `fixed` of what a forward pass may write to, as a counter of steps.
     """
 
     model: nn.Module
@@ -35,6 +36,7 @@ class Victim:
     masked: Bool[Tensor, " rows"] | None = None
     embeddings: tuple[str, str] = ("", "")
     unshared: State = field(default_factory=dict, repr=False)
+    buffers: tuple[str, ...] = ()
 
     def loss(
         self, params: State, images: Float[Tensor, "batch channels height width"], labels: Shaped[Tensor, "batch *c"]
@@ -47,6 +49,7 @@ class Victim:
     def scores(self, params: State, images: Float[Tensor, "batch channels height width"]) -> Tensor:
         """What the model says of the pictures, with the client's mask."""
         state = {**self.fixed, **params}
+        state |= {name: state[name].clone() for name in self.buffers}  # torch.func lets no call write to what is given
         if self.masked is not None:
             position, shared = self.embeddings
             state[position] = torch.where(self.masked[:, None], state[shared], state[position])
@@ -91,7 +94,8 @@ def make_victim(
     fixed = {name: tensor.detach() for name, tensor in named.items() if name not in params}
     unshared = {n: fixed[n] for n, p in model.named_parameters() if n in fixed and p.requires_grad}
     smoothing = observation.protocol.label_smoothing
-    victim = Victim(model.requires_grad_(False), params, fixed, smoothing, unshared=unshared)
+    buffers = tuple(name for name, _ in model.named_buffers())
+    victim = Victim(model.requires_grad_(False), params, fixed, smoothing, unshared=unshared, buffers=buffers)
     masked, effect = masked_rows(observation), observation.effect(MasksPositions)
     if masked is None or effect is None or observation.roles.pos_embed is None:
         return victim

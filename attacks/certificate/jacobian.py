@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, replace_all_batch_norm_modules_
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.certificate.twins import twins
@@ -185,13 +185,17 @@ def _gradient(
 ) -> Callable[[Tensor], Tensor]:
     """The weighed gradient as a function of normalised pixels, float64."""
     model: nn.Module = observation.build_model().double().cpu()
+    if model.training:  # running statistics have no part in the gradient
+        replace_all_batch_norm_modules_(model)
+    buffers = dict(model.named_buffers())
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     norms = {name: _norm(tensor) for name, tensor in shared.items()}
     shape = (len(labels), *observation.image_shape)
     smoothing = observation.protocol.label_smoothing
 
     def loss(chosen: State, x: Tensor) -> Tensor:
-        scores = functional_call(model, {**parameters, **chosen}, (x.reshape(shape),))
+        written = {name: buffer.clone() for name, buffer in buffers.items()}  # a counter of steps, say
+        scores = functional_call(model, {**parameters, **written, **chosen}, (x.reshape(shape),))
         return F.cross_entropy(scores, labels.cpu(), label_smoothing=smoothing)
 
     def weighed(x: Tensor) -> Tensor:

@@ -102,10 +102,11 @@ def jacobian(party: Party, update: Update) -> tuple[Float[Tensor, "numbers pixel
 def _shared(party: Party, model: torch.nn.Module, labels: Tensor, update: Update) -> Callable[[Tensor], Tensor]:
     parameters = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     smoothing, normaliser = party.runtime.settings.label_smoothing, Normaliser(model)
-    clips = _clips(party, update)
+    clips, buffers = _clips(party, update), dict(model.named_buffers())
 
     def loss(given: Mapping[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-        scores = functional_call(model, dict(given), (normaliser(image[None]),))
+        written = {name: buffer.clone() for name, buffer in buffers.items()}  # a counter of steps, say
+        scores = functional_call(model, {**written, **given}, (normaliser(image[None]),))
         return F.cross_entropy(scores, label[None], label_smoothing=smoothing)
 
     def whole(images: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import fedsim
 from attacks.optimization.problem import shared_update
 from attacks.victim import make_victim
 from defenses import Precode
@@ -43,6 +45,26 @@ def test_a_bottlenecks_noise_is_left_out(tools, cpu):
     assert len({float(victim.loss(victim.params, images, labels)) for _ in range(3)}) == 1
     noisy = observation.build_model()
     assert len({float(noisy(images)[0, 0].detach()) for _ in range(3)}) == 3
+
+
+class Counting(nn.Sequential):
+    """Counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(48, 32), nn.Sigmoid(), nn.Linear(32, 10))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, images):
+        self.calls += 1
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("name", ["gauss_newton", "inverting_gradients"])
+def test_a_model_that_writes_to_its_buffers_is_searched(name):
+    torch.manual_seed(0)
+    seen = fedsim.observe(Counting(), torch.rand(1, 3, 4, 4), torch.tensor([3]))
+    result = fedsim.attack(name, seen, steps=2)
+    assert result.status == "done", result.reason
 
 
 def test_attention_is_fused_only_where_asked(small, cpu):

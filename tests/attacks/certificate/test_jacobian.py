@@ -255,3 +255,14 @@ def test_an_image_turned_or_of_other_colours_that_a_model_cannot_tell_is_not_cer
     found = confirmed(seen, claim, jacobian_bound).certificate
     assert (found.status == "certified") == (not words), found.reason
     assert words in found.reason
+
+
+def test_running_statistics_and_counters_have_no_part_in_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Sigmoid(), nn.Flatten(), nn.Linear(128, 10)
+    )
+    image = torch.rand(1, 3, 4, 4, dtype=torch.float64)
+    seen = fedsim.observe(model.double(), image, torch.tensor([3]))
+    result = Reconstruction(images=image, labels=torch.tensor([3]), certificate=Certificate("certified", ""))
+    assert confirmed(seen, result, jacobian_bound).certificate.status == "certified"

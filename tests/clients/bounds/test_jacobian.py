@@ -85,3 +85,21 @@ def test_a_model_that_mixes_the_images_of_a_batch_is_refused(own_party):
         check_linear(own_party(model, count=2))
     apart = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 5))
     check_linear(own_party(apart, count=2))
+
+
+class Counting(nn.Sequential):
+    """Counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(108, 20), nn.Sigmoid(), nn.Linear(20, 10))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, images):
+        self.calls += 1
+        return super().forward(images)
+
+
+def test_a_model_may_write_to_its_buffers(own_party):
+    party = own_party(Counting())
+    found, _ = jacobian(party, party.share(party.train()))
+    assert found.shape[1] == 108
