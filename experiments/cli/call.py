@@ -22,7 +22,7 @@ from experiments.cli.logs import quiet_libraries
 from experiments.cli.repeats import given_twice, refuse_repeats
 from experiments.commands.catalogue import Catalogue
 from experiments.commands.early import check_early, check_named
-from experiments.commands.flags import HELP, words, wrong_flag
+from experiments.commands.flags import HELP, flags_last, words, wrong_flag
 from experiments.commands.fresh import forget, remove_all_unused, remove_unused
 from experiments.commands.help import answer
 from experiments.commands.stage import CommandStage, shortest
@@ -70,6 +70,7 @@ def run_command(stage: CommandStage) -> None:
     sys.path.append(str(Path.cwd()))
     register()
     forget()
+    sys.argv[1:] = flags_last(sys.argv[1:])
     failed_before = SideBySide.failed
     SideBySide.begin = stage.begin
     call = _Call(stage, COMMANDS[stage.name], sys.argv[1:])

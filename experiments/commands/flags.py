@@ -43,6 +43,15 @@ def wrong_flag(arguments: Sequence[str]) -> str:
     return ""
 
 
+def flags_last(arguments: Sequence[str]) -> list[str]:
+    """The same with settings together: Hydra takes no flag between two of them, as in `seed=1 -m defense=[],[half]`."""
+    settings, flags, skip = list[str](), list[str](), False
+    for argument in arguments:
+        (flags if skip or argument.startswith("-") else settings).append(argument)
+        skip = argument.startswith("-") and any(flag.startswith(argument) for flag in WITH_VALUE)
+    return [*settings, *flags]
+
+
 def words(arguments: Sequence[str]) -> list[str]:
     """What is neither a flag nor the value of one."""
     left, skip = [], False
