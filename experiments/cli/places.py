@@ -18,15 +18,25 @@ def check_sources(config: JobConfig) -> None:
         check_model_file(checkpoint)
 
 
+RUNS = ("metrics.jsonl", "attacks.jsonl", "measures.json", "scratch")
+"""What is in the folder of a run, an audit or measures; the last as soon as attacks begin."""
+
+
 def refuse_used(root: Path) -> None:
     """A federated run starts in a folder of its own.
 
     Raises:
         ConfigError: `root` holds a run.
     """
-    if (root / "metrics.jsonl").exists() or (root / "attacks.jsonl").exists():
+    if any((root / name).exists() for name in (*RUNS, "matrix.json", "rows")):
         words = f"choose a new folder, this one holds a run already; fedsim resume={root} goes on with one"
         raise ConfigError("run_dir", root, fault=words)
+
+
+def refuse_runs(root: Path) -> None:
+    """Raises ConfigError where `root` holds a run, an audit or measures, and no matrix."""
+    if any((root / name).exists() for name in RUNS):
+        raise ConfigError("run_dir", root, fault="choose a new folder, this one holds a run and no matrix")
 
 
 def find_observations(path: Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from attacks.building import build_attack
 from experiments.audit.command import choose_images
 from experiments.cli.call import console, errors, say_doing
 from experiments.cli.machine import cores
+from experiments.cli.places import refuse_runs
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, check_federated, worker_counts
 from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, with_engine
@@ -48,6 +49,7 @@ def run_matrix(given: MatrixConfig | Mapping[str, Any], root: Path) -> None:
     Raises:
         ConfigError: a setting that no row can work with; nothing has been started then.
     """
+    refuse_runs(root)
     say_doing("composing the runs of all rows and columns")
     progress = plan_matrix(parse(MatrixConfig, given), root)
     root.mkdir(parents=True, exist_ok=True)

@@ -353,6 +353,14 @@ def test_a_trained_model_of_a_defense_that_adds_parameters_is_audited(matrix):
     assert {cell["status"] for cell in cells(root).values()} == {"done"}
 
 
+def test_the_folder_of_a_run_is_refused(command, tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    code, _, err = command("fedsim-matrix", f"run_dir={tmp_path}")
+    assert code == 2
+    assert f"error: run_dir={tmp_path}: choose a new folder, this one holds a run and no matrix" in err
+    assert not (tmp_path / "rows").exists()
+
+
 def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
     def unread(config):
         raise ConfigError("model.checkpoint", "x", "a state dict that fits the model")

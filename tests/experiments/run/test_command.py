@@ -155,6 +155,15 @@ def test_a_used_folder_is_refused(fedsim, command):
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
+def test_the_folder_of_an_unfinished_audit_is_refused(command, tmp_path):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "config.yaml").write_text("audit: {}\n")
+    code, _, err = command("fedsim", f"run_dir={tmp_path}", "simulation=inline")
+    assert code == 2
+    assert "holds a run already" in err
+    assert (tmp_path / "config.yaml").read_text() == "audit: {}\n"
+
+
 def test_observations_can_be_attacked_again(fedsim, command, tmp_path):
     folder = fedsim("simulation=inline", "attack=[]", "observe.clients=1")
     again = tmp_path / "again"
