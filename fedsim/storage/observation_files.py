@@ -136,7 +136,7 @@ def load_observation(
         raise ConfigError(
             "observation", folder, fault=f"no complete observation: {error.filename} is missing"
         ) from error
-    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise ConfigError("observation", folder, fault=f"the record is damaged: {error}") from error
 
 

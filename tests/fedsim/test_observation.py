@@ -95,6 +95,9 @@ def test_an_unfinished_or_damaged_folder_is_one_clear_line(observation, tmp_path
     (folder / "observation.json").write_text('{"format": 1}')
     with pytest.raises(ConfigError, match="damaged"):
         load_observation(folder)
+    (folder / "observation.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="damaged"):
+        load_observation(folder)
     (folder / "observation.json").write_text('{"format": 99}')
     with pytest.raises(ConfigError, match="format 1, not 99"):
         load_observation(folder)

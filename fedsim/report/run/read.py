@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import AliasEvent, YAMLError
+from yaml import parse as yaml_events
 
 from fedsim.report.run.bounds.over_rounds import Released, over_rounds, released
 from fedsim.report.run.bounds.records import BoundRecord, bound_record
@@ -198,13 +199,15 @@ def _read_config(path: Path, damaged: list[str]) -> tuple[dict[str, Any], str]:
         return {}, text
     try:
         return deepcopy(_parsed_config(text)), text
-    except (YAMLError, OmegaConfBaseException):
+    except (YAMLError, OmegaConfBaseException, RecursionError):
         damaged.append(path.name)
         return {}, text
 
 
 @lru_cache(maxsize=256)  # a matrix reads the settings of its runs again whenever one of them ends
 def _parsed_config(text: str) -> dict[str, Any]:
+    if "*" in text and any(isinstance(event, AliasEvent) for event in yaml_events(text)):
+        raise YAMLError("an alias, which no run writes: a few of them in one another are billions of values")
     config = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     return {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
 

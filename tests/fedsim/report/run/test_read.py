@@ -40,6 +40,19 @@ def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     assert run.config_text == "a: [1, 2"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + 400 * "[" + 400 * "]",
+        "a: &a [x,x,x]\nb: &b [*a,*a,*a]\n",  # a few more of these in one another are billions of values
+    ],
+    ids=["deep", "aliases"],
+)
+def test_settings_that_nest_too_deep_or_repeat_themselves_are_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    assert read_run(tmp_path).damaged == ("config.yaml",)
+
+
 def test_values_of_another_type_are_none(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"round": 1, "accuracy": NaN, "loss": Infinity, "train_loss": "low", "clients": true, "failures": 3}\n'
