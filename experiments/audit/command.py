@@ -239,8 +239,10 @@ def open_or_resume(config: JobConfig, root: Path) -> RunFolder:
     """A new run folder, or the one of an earlier call with the same settings.
 
     Raises:
-        ConfigError: the folder holds a run with other settings.
+        ConfigError: the folder holds a run with other settings, or a matrix.
     """
+    if (root / "matrix.json").exists():
+        raise ConfigError("run_dir", root, fault="choose a new folder, this one holds a matrix")
     recorded = root / "config.yaml"
     before = recorded.read_text(encoding="utf-8") if recorded.exists() else None
     if before is None and (root / "attacks.jsonl").exists():

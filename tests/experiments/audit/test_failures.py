@@ -162,3 +162,11 @@ def test_why_an_attack_failed_on_a_recorded_observation_is_said(command, tmp_pat
     said = "inverting_gradients failed on round-00000-client-00000: ConfigError: model=Sequential: must be the module"
     (line,) = (line for line in out.splitlines() if line.startswith(said))
     assert line.endswith(f"(traceback: {tmp_path / 'run' / 'fedsim.log'})")
+
+
+def test_a_matrix_has_a_folder_of_its_own(command, tmp_path):
+    (tmp_path / "matrix.json").write_text("{}")
+    code, _, err = command("fedsim-audit", f"run_dir={tmp_path}", *SMALL, "audit.num_images=1", "attack=[labels]")
+    assert code == 2
+    assert f"run_dir={tmp_path}: choose a new folder, this one holds a matrix" in err
+    assert not (tmp_path / "config.yaml").exists()
