@@ -88,7 +88,8 @@ class Replayed(MixedDerivative):
     def __call__(self, variables: Variables, target: State, shared_target: bool) -> Derivative:
         smooth, _ = split(variables)
         given = [*variables.values(), *(() if shared_target else target.values())]
-        key = (shared_target, *variables, *(tensor.shape for tensor in given))
+        held = [tensor.data_ptr() for tensor in target.values()] if shared_target else []  # it is part of the graph
+        key = (*held, *variables, *(tensor.shape for tensor in given))
         if key not in self._graphs:
 
             def function(given: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -105,6 +105,17 @@ def test_differences_need_one_gradient(small, victim_of):
         FiniteDifference(UnrolledSteps(victim, observation.protocol), Cosine())
 
 
+def test_a_graph_is_of_the_shared_target_that_it_was_given(small, victim_of, candidates):
+    observation, _ = small(dtype="float64")
+    victim, target = victim_of(observation)
+    inner, variables = DoubleBackward(GradientMap(victim), Cosine()), {"images": candidates(1), "labels": LABELS}
+    once, other = Replayed(inner), {name: tensor + 0.01 for name, tensor in target.items()}
+    variables["images"] = variables["images"].double()
+    for goal in (target, other, target):
+        torch.testing.assert_close(once(variables, goal, True).values, inner(variables, goal, True).values)
+    assert len(once._graphs) == 2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["double_backward", "finite_difference", "central_difference"])
 @pytest.mark.parametrize("shared", [True, False])
