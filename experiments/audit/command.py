@@ -35,7 +35,6 @@ from experiments.engine.setup import (
     prepare,
 )
 from fedsim.data import ImageSet
-from fedsim.data.copies import readable_contents
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError, RunError, nearest
 from fedsim.ground_truth import GroundTruth
@@ -84,15 +83,16 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     bounds = build_bounds(config.bound)
     victims = config.audit.victims
     chosen = choose_images(setup)
-    setup.refuse_learned([setup.data.train.subset(chosen)])
-    setup = replace(setup, attacked=frozenset(readable_contents(setup.data.train.subset(chosen))))
+    images = setup.data.train.subset(chosen)
+    setup.refuse_learned([images])
+    setup = setup.attacking(images)
     updates = divide(chosen, config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
     config = with_engine(config, count(len(updates), "update"), of_all)
     setup = replace(setup, config=config)
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
-        keep_content(folder, content_of(setup, [setup.data.train.subset(chosen)]))
+        keep_content(folder, content_of(setup, [images]))
         trackers = Trackers(config.tracker, root)
         writer = make_writer(config, folder, trackers, setup)
         batches = list(_unfinished(config, updates, writer))

@@ -18,7 +18,7 @@ logger = getLogger(__name__)
 
 
 def not_attacked(images: ImageSet, shape: tuple[int, int, int], attacked: Collection[str]) -> ImageSet:
-    """Of images that no client holds those that a server has: a folder may have copies of attacked ones among them.
+    """Less copies of attacked ones, which a folder may hold among the images that no client has.
 
     Args:
         attacked: digests of those (`fedsim.data.copies.contents`).

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -87,6 +87,10 @@ class Setup:
     def guess(self) -> Tensor:
         """What one would answer without any gradient: the mean of the pictures that no client holds."""
         return public_mean(self._held, self.image_shape)
+
+    def attacking(self, images: ImageSet) -> "Setup":
+        """The same, of a server that has no copy of these images."""
+        return replace(self, attacked=frozenset(readable_contents(images)))
 
     def refuse_learned(self, attacked: Iterable[ImageSet]) -> None:
         """Raises ConfigError where the prior of an attack was trained on an image that it would have to find."""

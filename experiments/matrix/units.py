@@ -178,7 +178,7 @@ def guess(setup: Setup) -> dict[str, float]:
     """
     chosen = setup.data.train.subset(choose_images(setup))
     pictures = chosen.images(range(len(chosen)))
-    values: Tensor = psnr(setup.guess().expand_as(pictures), pictures)
+    values: Tensor = psnr(setup.attacking(chosen).guess().expand_as(pictures), pictures)
     return dict(zip(chosen.ids, values.tolist(), strict=True))
 
 
