@@ -41,6 +41,12 @@ class Rung:
         return self.held or self.batch
 
     @property
+    def differentiations(self) -> int:
+        """Passes of one picture through the model that all pictures' derivatives go through, in a round."""
+        passes = self.pictures if self.epoch else self.batch * max(1, self.steps)
+        return self.pictures * passes
+
+    @property
     def draws(self) -> bool:
         """Whether the client's model draws numbers that nobody else knows."""
         return bool(self.dropout or self.drop_path)

@@ -38,6 +38,8 @@ BUDGETS: dict[str, dict[str, Any]] = {
 }
 LARGEST_SYSTEM = 1_600
 """Unknowns of an update's images up to which J is computed whole beside the attacks."""
+LARGEST_SEARCH = 64
+"""Passes that all pictures' derivatives go through, up to which J is computed in a search: those of a batch of eight."""
 NO_IMAGE = 0.0
 """dB of a picture that an attack has no image for."""
 DRAWN = 0
@@ -73,7 +75,7 @@ def attacked(
 
     found = [run(name) for name in (*CLOSED, LABELS)]
     search: dict[str, Any] = {"frames": 0, "save_every": 0}
-    if rung.pictures <= settings["second_order"]:
+    if rung.pictures <= settings["second_order"] and rung.differentiations <= LARGEST_SEARCH:
         found.append(run(SECOND_ORDER, **search, **budget["second"]))
     found.append(run(FIRST_ORDER[0], **search, steps=budget["first"]))
     if found[-1][0].status != "done":

@@ -35,6 +35,22 @@ def test_rungs_stand_alone_before_they_stand_together():
     assert (last.finetune, last.trained, last.pictures, last.draws) == ("lora", True, 64, True)
 
 
+@pytest.mark.parametrize(
+    ("rung", "passes"),
+    [
+        ("start", 1),
+        ("alone: 10 steps", 10),
+        ("alone: batch 8", 64),
+        ("alone: an epoch of 8 pictures", 64),
+        ("together: and 10 steps of AdamW", 640),
+        ("together: and LoRA", 4096),
+    ],
+)
+def test_what_a_search_of_second_order_costs_decides_whether_it_is_run(rung, passes):
+    assert RUNGS[rung].differentiations == passes
+    assert (passes <= work.LARGEST_SEARCH) == (passes < 100)
+
+
 def test_a_family_without_an_image_for_most_pictures_says_none():
     entries = [{"attack": "row_space", "psnrs": [0.0, 31.0, 0.0]}]
     assert study.said(entries, ("row_space",), 0.0) == "none"
