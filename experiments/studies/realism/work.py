@@ -39,7 +39,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
 LARGEST_SYSTEM = 1_600
 """Unknowns of an update's images up to which J is computed whole beside the attacks."""
 LARGEST_SEARCH = 64
-"""Passes that all pictures' derivatives go through, up to which J is computed in a search: those of a batch of eight."""
+"""Passes that derivatives go through, up to which J is computed in a search: those of a batch of eight."""
 NO_IMAGE = 0.0
 """dB of a picture that an attack has no image for."""
 DRAWN = 0
