@@ -6,16 +6,22 @@ rose had a negative gradient in some step, which with hard labels only a class o
 
 import math
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attacks.label.head import head_is_exact
+from attacks.label.rules import largest_remainder
 from attacks.result import Certificate, Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
 ADAM = ("adam", "adamw")
+FEW = 0.05
+"""Of clients with labels as those of public images, that as few classes or fewer would rise for."""
+DRAWS = 1000
+"""Of labels, that `FEW` is told by."""
 
 
 def steps_are_signs(observation: Observation) -> bool:
@@ -23,8 +29,8 @@ def steps_are_signs(observation: Observation) -> bool:
     return observation.update.kind != "gradient" and observation.protocol.optimizer in ADAM
 
 
-def labels_of_signs(observation: Observation, total: int, repeat: bool = True) -> Reconstruction:
-    """The classes whose bias rose; with `repeat` again from the first on until there are `total`.
+def labels_of_signs(observation: Observation, total: int, count: bool = True) -> Reconstruction:
+    """The classes whose bias rose; with `count` all labels of the update, by `likely_counts`.
 
     Certified where that leaves no choice: with hard labels, as many classes as examples, one mostly. With smoothed
     labels an absent class may rise too, as p_c - ε/C may be negative.
@@ -33,18 +39,54 @@ def labels_of_signs(observation: Observation, total: int, repeat: bool = True) -
         NotApplicable: no head's bias was shared, or weight decay or a proximal term is part of what Adam divides.
     """
     change, rounding = _change(observation)
-    rose = (change > rounding).nonzero().flatten()
-    values = {"rose": float(len(rose))}
-    if len(rose) == 0:
+    rose = change > rounding
+    number = int(rose.sum())
+    if number == 0:
         raise NotApplicable("no class's bias rose: the steps do not tell a label")
-    labels = rose
-    if repeat:
-        order = rose[change[rose].argsort(descending=True, stable=True)]
-        labels = order.repeat(-(-total // len(order)))[:total].sort().values
-    doubt = _doubt(observation, len(rose), total)
+    labels = rose.nonzero().flatten()
+    if count and number < total:
+        counts = likely_counts(change, rose, total, _shares(observation, len(change)))
+        labels = torch.arange(len(counts)).repeat_interleave(counts)
+    elif count:
+        labels = change.topk(total).indices.sort().values
+    doubt = _doubt(observation, number, total)
     reason = doubt or "these biases alone rose, which only a label's can"
-    certificate = Certificate("uncertified" if doubt else "certified", reason, values)
+    certificate = Certificate("uncertified" if doubt else "certified", reason, {"rose": float(number)})
     return Reconstruction(labels=labels, certificate=certificate)
+
+
+def likely_counts(
+    change: Float[Tensor, "classes"], rose: Bool[Tensor, "classes"], total: int, shares: Float[Tensor, "classes"]
+) -> Int[Tensor, "classes"]:
+    """How often each class was there: one of each that rose, the rest by what public images and the steps say.
+
+    Of B labels drawn with shares q, class c has B·q_c, and a standard deviation √(B·q_c(1 - q_c)) more or less. So far
+    its change moves it, relative to the largest of all. Where fewer classes rose than nearly all such draws would let
+    rise, the client has other labels than the public images: those classes alone, alike.
+
+    Args:
+        change: of the head's bias.
+        shares: of the classes among public images, positive.
+    """
+    expected = total * shares
+    drawn = torch.from_numpy(np.random.default_rng(0).multinomial(total, shares.numpy(), size=DRAWS))
+    risen = (drawn > expected).sum(dim=1)
+    if float((risen <= int(rose.sum())).double().mean()) < FEW:
+        order = rose.nonzero().flatten()
+        order = order[change[order].argsort(descending=True, stable=True)]
+        return order.repeat(-(-total // len(order)))[:total].bincount(minlength=len(shares))
+    moved = expected + (expected * (1.0 - shares)).sqrt() * change / change.abs().max()
+    moved = moved.clamp(min=0.0)
+    rest = total * moved / moved.sum() - rose.double()
+    return rose.long() + largest_remainder(rest, total - int(rose.sum()))
+
+
+def _shares(observation: Observation, classes: int) -> Float[Tensor, "classes"]:
+    """Of the classes among labelled public images, each with one more image; without any all are alike."""
+    held = observation.public_images
+    known = torch.zeros(0, dtype=torch.long) if held is None or held.labels is None else held.labels
+    counts = known.bincount(minlength=classes).double() + 1.0
+    return counts / counts.sum()
 
 
 def _doubt(observation: Observation, rose: int, total: int) -> str:

@@ -1,5 +1,6 @@
 """Labels by the signs of Adam's steps, against what the batch was."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 import fedsim
 from attacks.label import RecoverLabels
-from attacks.label.signs import labels_of_signs
+from attacks.label.signs import labels_of_signs, likely_counts
 from fedsim.errors import NotApplicable
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.5}
@@ -46,6 +47,46 @@ def test_of_several_every_class_that_rose_was_there(model):
         assert len(result.labels) == len(labels)
         assert result.certified == (len(named.labels) == len(labels))
         assert not result.certified or sorted(labels) == result.labels.tolist()
+
+
+UNIFORM = torch.full((10,), 0.1, dtype=torch.float64)
+
+
+def test_where_about_half_of_the_classes_rose_counts_are_moved_from_those_of_public_images():
+    change = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0, -1.0], dtype=torch.float64)
+    counts = likely_counts(change, change > 0, 64, UNIFORM)
+    above = (6.4 + math.sqrt(6.4 * 0.9)) / 64  # of a binomial, which is 0.1375
+    assert counts.sum() == 64
+    assert counts[:5].tolist() == [9, 9, 9, 9, 8]
+    assert abs(float(counts[:5].double().mean()) / 64 - above) < 1 / 64
+    assert counts[5:].tolist() == [4] * 5
+
+
+def test_where_two_of_ten_classes_rose_they_are_all_that_the_client_has():
+    change = torch.full((10,), -1.0, dtype=torch.float64)
+    change[3], change[7] = 0.5, 1.0
+    assert likely_counts(change, change > 0, 64, UNIFORM).nonzero().flatten().tolist() == [3, 7]
+    assert likely_counts(change, change > 0, 3, UNIFORM)[[3, 7]].tolist() == [1, 2]
+
+
+def test_each_class_that_rose_is_there_however_rare_it_is():
+    shares = torch.tensor([0.9, 0.04, 0.03, 0.03], dtype=torch.float64)
+    change = torch.tensor([1.0, -1.0, 1e-3, 1e-3], dtype=torch.float64)
+    assert bool((likely_counts(change, change > 0, 4, shares)[[0, 2, 3]] > 0).all())
+
+
+def test_public_images_of_the_same_mixture_make_counts_better(model):
+    mixture = torch.tensor([0.3, 0.2, *[0.0625] * 8])
+    labels = torch.multinomial(mixture, 64, True, generator=torch.Generator().manual_seed(0)).sort().values
+    seen = observed(model, labels.tolist())
+
+    def share_right(seen):
+        found = fedsim.attack("labels", seen).labels.bincount(minlength=10)
+        return float(torch.minimum(found, labels.bincount(minlength=10)).sum()) / 64
+
+    alone, beside = share_right(seen), share_right(seen.with_public_images(torch.rand(64, 1, 8, 8), labels))
+    assert beside > alone
+    assert beside > 0.8
 
 
 def test_smoothed_labels_are_never_certain(model):
