@@ -72,6 +72,18 @@ def is_even(observation: Observation) -> bool:
 
 
 def _units(noise: AddsNoise, observation: Observation, scale: float) -> float:
-    """What divides noise on an update, or on the sum of a batch's gradients in each step."""
-    protocol = observation.protocol
-    return protocol.batch_size * math.sqrt(protocol.steps) if noise.on == "sum" else abs(scale)
+    """What divides noise on an update, or on the sum of a batch's gradients in each step.
+
+    Of several clients' mean, whose noise is independent and whose numbers of images are taken to be equal.
+    """
+    alike = math.sqrt(observation.summed)
+    if noise.on == "update":
+        return abs(scale) * alike
+    protocol, clients = observation.protocol, observation.summed
+    size, held = max(1, protocol.batch_size // clients), observation.update.num_examples // clients
+    left = held % size or size  # in the last step of a pass over the client's images
+    last = max(1, -(-held // size))
+    factors = protocol.step_factors() if protocol.optimizer == "sgd" else (1.0,) * max(1, protocol.steps)
+    sizes = [left if step % last == last - 1 else size for step in range(len(factors))]
+    moved = math.hypot(*(factor / images for factor, images in zip(factors, sizes, strict=True)))
+    return abs(sum(factors)) * alike / moved if moved else math.inf

@@ -1,13 +1,16 @@
 """How far quantisation moves what is shared."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fedsim
-from attacks.noise import noise_of, quantised_std
+from attacks.noise import noise_of, noise_of_gradient, quantised_std
 from defenses import QSGD
+from fedsim.wire.records import Contribution
+from server.sums.summing import RunningSum
 
 
 @pytest.mark.parametrize(("levels", "norm"), [(7, "l2"), (127, "l2"), (7, "max")])
@@ -43,3 +46,47 @@ def test_a_defense_says_its_buckets(rng):
     found = noise_of(seen, target, 1.0)
     assert found is not None
     assert torch.equal(found["1.weight"], quantised_std(target["1.weight"], 16))
+
+
+MOMENTUM = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9}
+PLAIN = {"gradient_noise": {"std": 0.1, "relative_norm": None}}
+PRIVATE = {"dp_sgd": {"max_grad_norm": 0.1, "noise_multiplier": 5.0}}
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+@pytest.mark.parametrize("defense", [PLAIN, PRIVATE], ids=["on_update", "on_steps"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"share": "gradient"},
+        {"share": "delta", "batch_size": 4, "local_epochs": 2},
+        {"share": "delta", "batch_size": 3, "local_steps": 6, "optimizer": MOMENTUM},
+    ],
+    ids=["gradient", "short_last_batch", "momentum"],
+)
+def test_told_is_how_far_noise_moves_what_is_shared(clients, defense, steps, rng):
+    """Monte Carlo; a mean over clients holds less of each one's noise, and a batch of one image more of it."""
+    model, images = (
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 20)),
+        torch.rand(5, 3, 4, 4, generator=rng),
+    )
+    found = []
+    for server_round in range(6):
+        total, each = RunningSum(), []
+        for client in range(clients):
+            labels = torch.arange(5)
+            each.append(
+                fedsim.observe(
+                    model, images, labels, defense=[defense], client=client, server_round=server_round, **steps
+                )
+            )
+            total.add(Contribution(each[-1].update, each[-1].protocol))
+        one = each[0] if clients == 1 else None
+        if one is None:
+            mean = total.result()
+            one = replace(each[0], update=mean.update, protocol=mean.protocol, summed=clients)
+        found.append(one)
+    shared = torch.stack([one.gradient["1.weight"] for one in found])
+    told = noise_of_gradient(found[0])
+    assert told is not None
+    assert float(told["1.weight"].mean()) == pytest.approx(float(shared.var(dim=0).mean().sqrt()), rel=0.1)
