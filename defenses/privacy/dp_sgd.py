@@ -20,6 +20,8 @@ from fedsim.errors import ConfigError
 from fedsim.update import State, Update
 
 AMPLIFICATIONS = ("none", "poisson")
+NOT_APART = ("mutate a captured Tensor", "vmap", "were not batched")
+"""In torch's words for what it cannot differentiate image by image."""
 
 
 class DPSGD(Defense):
@@ -130,7 +132,7 @@ class DPSGD(Defense):
         total: State = {}
         kinds: dict[str, torch.dtype] = {}
         for part in batch.pieces(self.chunk):
-            each = compute.per_example(part)
+            each = _per_example(compute, part)
             kinds = {name: tensor.dtype for name, tensor in each.items()}
             clipped, shortened = clipped_sum(widened(each), self.max_grad_norm, self.per_layer)
             self._clipped += shortened
@@ -188,6 +190,21 @@ class DPSGD(Defense):
             rates, counts = zip(*pairs, strict=True)
             return min(bound, composed_epsilon(self.noise_multiplier, rates, counts, self.delta))
         return gaussian_epsilon(self.delta, math.sqrt(int(memory["passes"])) / self.noise_multiplier)
+
+
+def _per_example(compute: BatchGradient, part: Batch) -> State:
+    """Raises ConfigError where the model does in its forward pass what torch's vmap cannot do image by image."""
+    try:
+        return compute.per_example(part)
+    except RuntimeError as error:
+        said = str(error).strip().partition("\n")[0]
+        if isinstance(error, torch.OutOfMemoryError) or not any(words in said for words in NOT_APART):
+            raise
+        expected = (
+            "a model whose forward pass writes to no buffer and turns no tensor into a number: each picture's gradient "
+            f"is taken by itself (torch: {said.partition('. ')[0]})"
+        )
+        raise ConfigError("defense", "dp_sgd", expected) from error
 
 
 def count_rate(memory: State, rate: float) -> None:

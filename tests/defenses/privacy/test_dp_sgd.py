@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import fedsim
 from clients.app import ClientRuntime
 from clients.training import LossGradient
 from defenses import (
@@ -487,3 +488,34 @@ def test_steps_before_begin():
 def test_settings_that_make_no_sense(build, words):
     with pytest.raises(ConfigError, match=words):
         build()
+
+
+class Writes(nn.Module):
+    """Does what torch cannot do image by image."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.head, self.what = nn.Linear(12, 3), what
+        self.register_buffer("seen", torch.zeros(()))
+        self.norm = nn.InstanceNorm2d(3, track_running_stats=True) if what == "statistics" else nn.Identity()
+
+    def forward(self, x):
+        if self.what == "counter":
+            self.seen.add_(1)
+        if self.what == "number":
+            x = x * (1 if x.sum().item() > 0 else 2)
+        if self.what == "shape" and self.training:
+            x = x.flatten(1)[:, :5]
+        return self.head(self.norm(x).flatten(1))
+
+
+@pytest.mark.parametrize("what", ["counter", "number", "statistics"])
+def test_a_model_that_cannot_be_taken_image_by_image_is_one_line(what):
+    with pytest.raises(ConfigError, match="writes to no buffer and turns no tensor into a number") as refused:
+        fedsim.observe(Writes(what).train(), torch.rand(2, 3, 2, 2), [0, 1], defense="dp_sgd")
+    assert "\n" not in str(refused.value)
+
+
+def test_another_fault_of_a_model_stays_what_it_is():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fedsim.observe(Writes("shape").train(), torch.rand(2, 3, 2, 2), [0, 1], defense="dp_sgd")
