@@ -20,6 +20,7 @@ from attacks.analytic.row_space.first_norm import (
     embedded_rank,
     first_block_layers,
     first_norm,
+    require_read_once,
     spanned_gradients,
 )
 from attacks.analytic.row_space.subspace import numerical_rank, row_space
@@ -155,6 +156,7 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
     total = batch * (count + norm.prefix_tokens)
     if total >= width:
         raise NotApplicable(f"{total} tokens of {batch} images >= width {width}: their row space is everything")
+    require_read_once(observation, *(f"{layer}.weight" for layer in first_block_layers(observation)))
     output_grad, fc1_grad, fc2_grad = gradients(observation, block)
     patch_grad, qkv_grad = spanned_gradients(observation, device)
     image = row_space(patch_grad, min(batch * count, numerical_rank(patch_grad, observation.eps)), complete=False)

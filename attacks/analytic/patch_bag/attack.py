@@ -16,7 +16,7 @@ from attacks.analytic.patch_bag.order import find_order, order_of_pairs, runner_
 from attacks.analytic.patch_bag.search import find_tokens
 from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
 from attacks.analytic.patch_gradient import patch_layer
-from attacks.analytic.row_space.first_norm import first_block_layers, spanned_gradients
+from attacks.analytic.row_space.first_norm import first_block_layers, require_read_once, spanned_gradients
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import own_equations
@@ -193,6 +193,7 @@ def _system(observation: Observation, device: torch.device) -> TokenSystem:
     behind = observation.num_images
     if behind > 1 or observation.protocol.steps > 1:
         raise NotApplicable(f"{behind} images behind the update: the bag of one image's patches alone can be solved")
+    require_read_once(observation, *(f"{layer}.weight" for layer in first_block_layers(observation)))
     block: UnplacedBlock = unplaced_block(observation, device)
     assert observation.roles.grid is not None
     patch_grad, qkv_grad = spanned_gradients(observation, device)

@@ -16,6 +16,7 @@ from attacks.analytic.row_space.first_norm import (
     first_block_layers,
     first_norm,
     plain_blocks,
+    reads,
     spanned_gradients,
 )
 from attacks.analytic.row_space.later_norms import Readers
@@ -124,8 +125,12 @@ def gradient_spaces(observation: Observation, device: torch.device) -> Spaces:
     patch_grad, qkv_grad = spanned_gradients(observation, device)
     batch, width = observation.num_images, norm.patch_weight.shape[0]
     tokens = batch * len(norm.known) + norm.prefix_tokens  # prefix tokens are the same for all pictures
+    counts = reads(observation)
+    times = max(1, *(counts[name] for name in observation.roles.qkv_weights))  # those of each block that shares it
+    tokens *= times
     if tokens >= width:
         of = f" of {batch} images" if batch > 1 else ""
+        of += f" in {times} blocks that share their projection" if times > 1 else ""
         raise NotApplicable(f"{tokens} tokens{of} >= width {width}: their row space is everything, no equation is left")
     return Spaces(
         norm,
@@ -155,14 +160,16 @@ def make_readers(observation: Observation, spaces: Spaces, later: int) -> Reader
     stem, dot, rest = (observation.roles.qkv_weight or "").rpartition("0.attn.qkv.weight")
     if model is None or later == 0 or not dot or rest:
         return None
-    device = spaces.norm.known.device
+    device, counts = spaces.norm.known.device, reads(observation)
+    tokens = observation.num_images * len(spaces.norm.known) + spaces.norm.prefix_tokens
     found = [spaces.tokens]
     for number in range(1, later + 1):
         part = "mlp.fc1" if number % 2 else "attn.qkv"
-        gradient = observation.gradient.get(f"{stem}{number // 2}.{part}.weight")
-        if gradient is None or not bool(gradient.any()) or not bool(gradient.isfinite().all()):
+        name = f"{stem}{number // 2}.{part}.weight"
+        gradient = observation.gradient.get(name)
+        if gradient is None or not bool(gradient.any()) or not bool(gradient.isfinite().all()) or counts[name] > 1:
             break
-        found.append(row_space(gradient.to(device), len(spaces.tokens.basis)))
+        found.append(row_space(gradient.to(device), tokens))
     if len(found) == 1:
         return None
     model = model.to(device)

@@ -1,5 +1,6 @@
 """What stands between the patches and a pre-norm ViT's first projections, from the names of its parameters."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -149,6 +150,35 @@ def first_block_layers(observation: Observation) -> list[str]:
     block = observation.roles.qkv_weights[0].rpartition(".attn.")[0]
     layers = observation.build_model().get_submodule(block).named_modules(prefix=block)
     return [name for name, layer in layers if isinstance(layer, nn.Linear)]
+
+
+def reads(observation: Observation) -> Counter[str]:
+    """How often a forward pass calls each linear layer, by the name of its weight: blocks may share one.
+
+    The gradient of a shared one spans what all its calls read.
+    """
+    model = observation.build_model().cpu().eval()
+    names = {weight: name for name, weight in model.named_parameters()}
+    found: Counter[str] = Counter()
+    layers = [one for one in model.modules() if isinstance(one, nn.Linear)]
+    hooks = [
+        one.register_forward_hook(lambda layer, _, __: found.update([names.get(layer.weight, "")])) for one in layers
+    ]
+    try:
+        with torch.no_grad():
+            model(next(model.parameters()).new_zeros(1, *observation.image_shape))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def require_read_once(observation: Observation, *weights: str) -> None:
+    """Raises NotApplicable where blocks share one of these weights of linear layers."""
+    counts = reads(observation)
+    for name in weights:
+        if counts[name] > 1:
+            raise NotApplicable(f"{name} is read {counts[name]} times: its gradient is not that of the first block")
 
 
 def spanned_gradients(
