@@ -33,7 +33,7 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1.0)
 """Of what the attack found, the rest being the mean."""
 NEARLY_NOTHING = 1e-3
 """Of ‖r‖² at the mean, which an image leaves that explains the update: no other point of the line is tried. Were ‖r‖² a
-parabola, its least would be within 3 % of the image."""
+parabola, its least would be within 3 % of the image. Of an update, what a solution may leave but for a factor."""
 LEFT_BY_FACTOR = 0.1
 """Of the update, and of what is off without it, what a factor on all of the update may leave: else there is none."""
 SAME_SIZE = 0.01
@@ -104,14 +104,15 @@ def _own_factor(observation: Observation, images: Tensor, labels: Tensor | None)
     given = observation.normalised(images.detach().double().cpu()).to(next(iter(target.values())))
     found = make_update_map("gradient", victim, observation)({"images": given, "labels": _labels(observation, labels)})
     names = [name for name in target if name in found]
-    return _factor(*(torch.cat([state[name].detach().flatten() for name in names]) for state in (found, target)))
+    each = (torch.cat([state[name].detach().flatten() for name in names]) for state in (found, target))
+    return _factor(*each, left=NEARLY_NOTHING)  # what solves the equations but for a factor leaves rounding
 
 
-def _factor(found: Tensor, target: Tensor) -> float:
+def _factor(found: Tensor, target: Tensor, left: float = LEFT_BY_FACTOR) -> float:
     """How many times `found` the target is; 1 where it is no multiple of it."""
     factor = float(found @ target) / max(float(found @ found), 1e-300)
     size, before, after = (float(one.square().sum()) for one in (target, found - target, factor * found - target))
-    held = after <= LEFT_BY_FACTOR * min(size, before)
+    held = after <= left * min(size, before)
     return factor if held and factor > 0.0 and abs(factor - 1.0) > SAME_SIZE else 1.0
 
 

@@ -12,7 +12,7 @@ from attacks.analytic.linear.pixel_grid import whole_levels
 from attacks.analytic.patch_bag.attention import pair_logits
 from attacks.analytic.patch_bag.block import UnplacedBlock, unplaced_block
 from attacks.analytic.patch_bag.matching import by_gradient, by_outputs
-from attacks.analytic.patch_bag.order import find_order, order_of_pairs, runner_up
+from attacks.analytic.patch_bag.order import find_among_twins, find_order, order_of_pairs
 from attacks.analytic.patch_bag.search import find_tokens
 from attacks.analytic.patch_bag.tokens import TokenSystem, token_system
 from attacks.analytic.patch_gradient import patch_layer
@@ -131,8 +131,9 @@ class PatchBag(Attack):
         if pairs is not None:
             starts.insert(0, order_of_pairs(pairs.costs()))
         outputs = by_outputs(system.block, bag.patches, bag.outputs, picture)
-        order, error = find_order(starts, tokens, outputs)
-        values["order_error"], values["next_order_error"] = error, runner_up(order, tokens, outputs)
+        order, _ = find_order(starts, tokens, outputs)
+        order, error, following = find_among_twins(order, tokens, grid, outputs)
+        values["order_error"], values["next_order_error"] = error, following
         if not placed:
             return order, False
         if error < ORDERED and values["next_order_error"] > max(UNIQUE * error, ROUNDING):
@@ -140,8 +141,8 @@ class PatchBag(Attack):
         gradient = by_gradient(observation, bag.patches, picture) if places <= self.places else None
         if gradient is None:
             return order, False
-        order, error = find_order([order], tokens, gradient)
-        values["gradient_error"], values["next_gradient_error"] = error, runner_up(order, tokens, gradient)
+        order, error, following = find_among_twins(order, tokens, grid, gradient)
+        values["gradient_error"], values["next_gradient_error"] = error, following
         return order, values["next_gradient_error"] > max(UNIQUE * error, ROUNDING)
 
     def _unordered(
@@ -232,5 +233,5 @@ def _judge(values: dict[str, float], tolerance: float) -> Certificate:
     equations = f"{values['equations']:.0f} equations for {values['unknowns']:.0f} unknowns of each patch"
     by = "gradient" if "gradient_error" in values else "order"
     apart = values[f"next_{by}_error"] / max(values[f"{by}_error"], torch.finfo(torch.float64).tiny)
-    order = f"the best order one exchange away is off {apart:.0e} times more"
+    order = f"the best order one exchange or turn away is off {apart:.0e} times more"
     return Certificate("certified", f"residual {forward:.1e} through the first block, {equations}; {order}", values)

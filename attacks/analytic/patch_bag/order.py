@@ -44,6 +44,31 @@ def runner_up(order: Int[Tensor, " places"], tokens: int, cost: Cost) -> float:
     return float(cost(moves).min().sqrt()) if len(moves) else 1.0
 
 
+def twins(order: Int[Tensor, " places"], grid: tuple[int, int]) -> Int[Tensor, "twins places"]:
+    """The other orders with the same neighbours: mirrored, turned, with axes exchanged, or shifted around.
+
+    No exchange of two places leads from one to another.
+    """
+    whole = order.view(grid)
+    moved = [whole.flip(0), whole.flip(1), whole.flip((0, 1))]
+    if grid[0] == grid[1]:
+        moved += [whole.T, whole.rot90(1), whole.rot90(3), whole.flip((0, 1)).T]
+    moved += [whole.roll(by, axis) for axis in (0, 1) for by in range(1, grid[axis])]
+    found = torch.stack([one.flatten() for one in moved]).unique(dim=0)
+    return found[(found != order).any(dim=1)]
+
+
+def find_among_twins(
+    order: Int[Tensor, " places"], tokens: int, grid: tuple[int, int], cost: Cost
+) -> tuple[Int[Tensor, " places"], float, float]:
+    """The order or a better twin of it, its error, and that of the next best, an exchange or a twin away."""
+    candidates = torch.cat([order[None], twins(order, grid)])
+    order, error = find_order([candidates[int(cost(candidates).argmin())]], tokens, cost)
+    others = twins(order, grid)
+    alike = float(cost(others).min().sqrt()) if len(others) else 1.0
+    return order, error, min(alike, runner_up(order, tokens, cost))
+
+
 def order_of_pairs(costs: Float[Tensor, "tokens tokens places places"]) -> Int[Tensor, " places"]:
     """The assignment of tokens i, m to places n, k with a small sum of costs[i, m, n, k]; the order of its places.
 
