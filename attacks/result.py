@@ -75,7 +75,7 @@ def _off_scale(images: Tensor | None) -> str:
 def check_result(giver: str, result: object, observation: Observation) -> None:
     """Refuse what cannot be of this update: attacks are anybody's, and what follows takes results at their word.
 
-    More images than are in the update may be samples; scores leave out the superfluous ones.
+    More images than are in the update may be samples; of those the first are scored, as many as there are originals.
 
     Args:
         giver: what gave it, as the error names it.

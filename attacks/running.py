@@ -182,8 +182,8 @@ def _done(observation: Observation | History, name: str, attack: Attack, rebuilt
     result = ended(observation, name, attack, "done", rebuilt.note, rebuilt.seconds)
     made = 0 if rebuilt.images is None else len(rebuilt.images)
     if made > result.batch_size:
-        chosen = f"{made:,} images for an update of {result.batch_size:,}: of them those count that suit the originals"
-        result = _also(result, f"{chosen} best, which no server knows")
+        first = f"{made:,} images for an update of {result.batch_size:,}: the first {result.batch_size:,} count"
+        result = _also(result, f"{first}, as no server knows which of them suit the originals")
     return replace(
         _also(result, GIVEN * rebuilt.labels_given),
         certificate=rebuilt.certificate,

@@ -27,6 +27,7 @@ def score(
     """The result with its scores: originals matched with rebuilt images, of which the batch knows no order.
 
     As many pairs as there can be are exact, then recognisable; then their PSNR is largest (`fedsim.metrics.match`).
+    Of more images than the update holds (`batch_size`) the first of them count.
 
     Args:
         images: in [0, 1], as the model saw them.
@@ -86,10 +87,16 @@ def score_against(result: AttackResult, truth: GroundTruth | None) -> AttackResu
 def held_against(truth: GroundTruth, result: AttackResult) -> Scores:
     """Scores of what was rebuilt.
 
+    Of more images than the update holds the first count, as many as it holds: the originals would choose among them,
+    which no server has.
+
     Raises:
         ValueError: the reconstructions have another shape than the originals.
     """
-    scores = score_images(truth, result.images, result.labels, own=result.own_images)
+    images, own = (
+        given if given is None else given[: result.batch_size or None] for given in (result.images, result.own_images)
+    )
+    scores = score_images(truth, images, result.labels, own=own)
     return Scores(scores, score_labels(truth, result.labels), _of_frames(result.frames, scores, truth))
 
 
