@@ -97,6 +97,18 @@ def test_rounds_in_which_the_model_saw_other_images_are_not_solved_together(roun
     assert alone.status == "done"
 
 
+def test_rounds_of_different_images_are_said_to_be(rounds, solved):
+    """One came out as the mean of public images, and nothing said why."""
+    other = fedsim.observe(
+        rounds[1].build_model(), DIGITS[17:18], [7], defense=[GradientNoise(relative_norm=0.1)], server_round=2
+    )
+    mixed = fedsim.History([rounds[0], replace(other, image_prior=rounds[0].image_prior)])
+    result = fedsim.attack("gauss_newton", mixed, **SEARCH)
+    assert "does not explain all 2 rounds up to their errors: they may hold different images" in result.reason
+    assert not solved(2).reason
+    assert not solved(6).reason
+
+
 def test_attacks_that_read_one_round_say_so(rounds):
     result = fedsim.attack("fc_bias", fedsim.History(rounds))
     assert result.status == "refused"

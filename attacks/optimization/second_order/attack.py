@@ -86,7 +86,8 @@ class GaussNewton(GradientMatching):
         """One residual of all rounds, each number in units of its own round's error.
 
         Many rounds go on from the image of the first few, which is near and cost little. Labels are those that most
-        rounds name. Certified is what the first round alone certifies.
+        rounds name. Certified is what the first round alone certifies. What leaves more of the rounds than their errors
+        do says so: rounds of different images have no image in common.
 
         Raises:
             NotApplicable: the model saw other images in each round.
@@ -108,7 +109,14 @@ class GaussNewton(GradientMatching):
             search = self.search if whole else replace(self.search, draws=0)
             (found,) = search.run(self._task([problem], device, session), [rng])
             start, trace = problem.observation.to_unit_range(found.images), (*trace, *found.trace)
-        return replace(self._reconstruction(problem, found), trace=trace)
+        result, count = replace(self._reconstruction(problem, found), trace=trace), len(problems)
+        if count == 1 or found.values["within_errors"] or found.values["kept"]:
+            return result
+        said = (
+            f"what was found does not explain all {count} rounds up to their errors: they may hold different images, "
+            "or the search ended early"
+        )
+        return replace(result, note="; ".join(filter(None, [result.note, said])))
 
     def _reconstruction(self, problem: Problem, found: BestCandidate) -> Reconstruction:
         result = super()._reconstruction(problem, found)

@@ -158,6 +158,7 @@ class _VictimSearch:
             "matching": cost,
             "steps": float(len(self.rows)),
             "explained": float(self._explained()),
+            "within_errors": float(bool(self.ends) and self.best.cost <= self._doubt),
             "floor": self.last.floor,
             "left": self._left(cost),
             "trust": 1.0 if kept else self._trust(),
@@ -300,13 +301,18 @@ class _VictimSearch:
 
         Else as far as ends of other starts vouch for it.
         """
-        best, floor = self.best, self.last.floor
-        doubt = 2.0 * floor if self.last.before is None else floor + len(best.x) + SPREAD * math.sqrt(2.0 * floor)
-        if best.cost <= doubt:
+        best = self.best
+        if best.cost <= self._doubt:
             return 1.0
         if self._left(best.cost) > (LEFT_BY_ONE if self.problem.count == 1 else LEFT_BY_SEVERAL):
             return 0.0
         return self._alike(alone=1.0)
+
+    @property
+    def _doubt(self) -> float:
+        """‖r‖² that the errors of what was shared leave at the true image, at most."""
+        floor = self.last.floor
+        return 2.0 * floor if self.last.before is None else floor + len(self.best.x) + SPREAD * math.sqrt(2.0 * floor)
 
     def _alike(self, alone: float) -> float:
         """How alike ends of starts are, see `agreement`."""
