@@ -109,7 +109,8 @@ def gaussian_std(party: Party, result: LocalResult, informed: bool = False) -> f
     other = [one for one in effects if not isinstance(one, AddsNoise | Clips | Withholds)]
     if other:
         raise NotApplicable(f"{type(other[0]).__name__} stands beside the noise: only clipping and withholding may")
-    if any(isinstance(one, Clips) for one in effects[effects.index(added) :]):
+    later = effects[effects.index(added) :] if added.on == "update" else effects  # steps are before what is shared
+    if any(isinstance(one, Clips) and (added.on == "update" or one.per == "update") for one in later):
         raise NotApplicable("the noisy update is clipped: its noise is Gaussian no more")
     unit = 1.0 if added.on == "update" else _of_one_step(party, result)
     return added.std * unit / (math.sqrt(2.0) if laplace else 1.0)

@@ -109,3 +109,15 @@ def test_wrong_settings_are_refused(wrong):
 
 def test_no_probability_is_said_smaller_than_it_is():
     assert [rounded_up(value, 2) for value in (0.5, 0.5001, 0.899, 1.0)] == [0.5, 0.51, 0.9, 1.0]
+
+
+def test_noise_of_steps_is_before_a_clip_of_the_update_whichever_stands_first(own_party):
+    """With the clip first in the list its noise counted as Gaussian of the size that DP-SGD added."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 4))
+    clip, private = {"gradient_clip": {"max_norm": 0.1}}, {"dp_sgd": {"noise_multiplier": 1.0}}
+    for defense in ([clip, private], [private, clip]):
+        party = own_party(model, defense)
+        with pytest.raises(NotApplicable, match="the noisy update is clipped"):
+            gaussian_std(party, party.train())
+    party = own_party(model, [private])
+    assert gaussian_std(party, party.train()) == pytest.approx(1.0)
