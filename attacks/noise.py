@@ -7,12 +7,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsim.effects import AddsNoise, Quantises
+from fedsim.effects import AddsNoise, Clips, Quantises
 from fedsim.observation import Observation
 from fedsim.update import State
 
+AT_BOUND = 0.99
+"""Of the norm of a clip, from which on an update is one that was clipped: half precision rounds."""
 
-def noise_of(observation: Observation, target: State, scale: float) -> State | None:
+
+def noise_of(observation: Observation, target: State, scale: float, signal: float = 0.0) -> State | None:
     """The standard deviation of what its defenses add, by name, in units of a gradient; None where nothing is added.
 
     Noise as it is published. Quantisation as uniform errors of its step: step/√12; where a tensor's coordinates share a
@@ -21,6 +24,7 @@ def noise_of(observation: Observation, target: State, scale: float) -> State | N
     Args:
         target: what was shared, in those units.
         scale: of a change of weights; 1 for a gradient.
+        signal: about the norm of what the noise was added to: a clip behind it scaled both down.
     """
     effects = [effect for effect in observation.effects if isinstance(effect, AddsNoise | Quantises)]
     if not effects:
@@ -33,7 +37,9 @@ def noise_of(observation: Observation, target: State, scale: float) -> State | N
             if isinstance(effect, AddsNoise) and effect.relative:
                 squares[name] += (effect.std * whole) ** 2 / ((1.0 + effect.std**2) * count)
             elif isinstance(effect, AddsNoise):
-                squares[name] += (effect.std / _units(effect, observation, scale)) ** 2
+                square = (effect.std / _units(effect, observation, scale)) ** 2
+                bound = _clip_behind(effect, observation, whole, scale)
+                squares[name] += square * min(1.0, bound**2 / max(signal**2 + square * count, 1e-300))
             elif effect.per == "tensor":
                 squares[name] += quantised_std(tensor, effect.bucket).square()
             else:
@@ -41,6 +47,27 @@ def noise_of(observation: Observation, target: State, scale: float) -> State | N
                 size = torch.as_tensor(sizes[effect.per], dtype=tensor.dtype, device=tensor.device)
                 squares[name] += (effect.step * size).square() / 12.0
     return {name: square.sqrt() for name, square in squares.items()}
+
+
+def clipped_noise(observation: Observation, target: State, scale: float) -> float:
+    """‖n‖² about, of the noise that counts in the norm of a clip behind it; 0 where none does."""
+    whole = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in target.values()))
+    count = sum(tensor.numel() for tensor in target.values())
+    added = [one for one in observation.effects if isinstance(one, AddsNoise) and not one.relative]
+    before = [one for one in added if math.isfinite(_clip_behind(one, observation, whole, scale))]
+    return math.fsum(count * (one.std / _units(one, observation, scale)) ** 2 for one in before)
+
+
+def _clip_behind(noise: AddsNoise, observation: Observation, whole: float, scale: float) -> float:
+    """The norm that a client's noisy update was scaled down to, in units of a gradient; infinite where it was not.
+
+    Noise of local steps is before every clip of an update, in whatever order the defenses stand.
+    """
+    effects = observation.effects
+    place = 0 if noise.on == "sum" else effects.index(noise)
+    limits = [one.max_norm / abs(scale) for one in effects[place:] if isinstance(one, Clips) and one.per == "update"]
+    bound = min(limits, default=math.inf)
+    return bound if observation.summed == 1 and whole >= AT_BOUND * bound else math.inf
 
 
 def noise_of_gradient(observation: Observation) -> State | None:

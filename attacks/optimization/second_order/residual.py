@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import vjp
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import CHUNK, jacobian_transposed
-from attacks.noise import noise_of
+from attacks.noise import clipped_noise, noise_of
 from attacks.optimization.matching.local_steps import UpdateMap
 from attacks.optimization.problem import Problem, clip_norm, make_update_map, pruned_before_clip
 from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of, unit_scale
@@ -105,7 +106,7 @@ def make_residuals(
         point: of the problem's space, flat, from the unknowns.
         dtype: that the client's computation is repeated in.
     """
-    rounds = [_round(one, local, labels, device, dtype) for one in problem.rounds]
+    rounds = [_round(one, local, prior, labels, device, dtype) for one in problem.rounds]
     shape = shape_of(problem)
 
     def images(x: Tensor) -> Tensor:
@@ -169,7 +170,9 @@ class _Round:
     moved: bool
 
 
-def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, dtype: torch.dtype) -> _Round:
+def _round(
+    problem: Problem, local: str, prior: ImagePrior, labels: Tensor, device: torch.device, dtype: torch.dtype
+) -> _Round:
     observation = problem.observation
     victim = make_victim(observation, problem.target, device, fused_attention=False)
     victim.model.to(dtype)
@@ -178,7 +181,9 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     target = {name: problem.target[name].double() for name in params if name in problem.target}
     kept = _kept(problem, target, dtype)
     scale = unit_scale(observation, local)
-    rounding, noise = rounding_of(observation, target, scale, local), noise_of(observation, target, scale)
+    behind = clipped_noise(observation, target, scale)
+    signal = _norm_at_mean(problem, update, prior, labels, dtype) if behind else 0.0
+    rounding, noise = rounding_of(observation, target, scale, local), noise_of(observation, target, scale, signal)
     numbers, adaptive = sum(tensor.numel() for tensor in target.values()), reads_adam(observation, local)
     if adaptive:  # of the other entries it knows the sign alone
         kept = {name: tensor.isfinite().to(dtype) for name, tensor in rounding.items()}
@@ -192,7 +197,7 @@ def _round(problem: Problem, local: str, labels: Tensor, device: torch.device, d
     if kept is not None and not adaptive:
         mask = _flat(kept).double()
         weights, error, numbers = weights * mask, torch.where(mask > 0, error, TINY), int(mask.sum())
-    shared = _shared(problem, update, list(target), labels, local, kept)
+    shared = _shared(problem, update, list(target), labels, local, kept, behind)
     noisy = noise is not None or adaptive
     return _Round(shared, _flat(target), weights, error, tuple(target), numbers, noisy, _moved(problem))
 
@@ -204,7 +209,13 @@ def _shared(
     labels: Tensor,
     local: str,
     kept: State | None,
+    noise: float,
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """What images give.
+
+    Args:
+        noise: ‖n‖², of noise that was clipped with the rest.
+    """
     bound = clip_norm(problem.observation, local)
     left = kept if kept is not None and pruned_before_clip(problem.observation) else None
 
@@ -213,11 +224,20 @@ def _shared(
         tensors = tuple(found[name] for name in names)
         if bound is not None:
             counted = found if left is None else {name: found[name] * one for name, one in left.items()}
-            whole = torch.stack([tensor.square().sum() for tensor in counted.values()]).sum().sqrt()
+            whole = (torch.stack([tensor.square().sum() for tensor in counted.values()]).sum() + noise).sqrt()
             tensors = tuple(tensor * (bound / whole.clamp(min=1e-30)).clamp(max=1.0) for tensor in tensors)
         return tensors if kept is None else tuple(t * kept[n] for n, t in zip(names, tensors, strict=True))
 
     return shared
+
+
+def _norm_at_mean(problem: Problem, update: UpdateMap, prior: ImagePrior, labels: Tensor, dtype: torch.dtype) -> float:
+    """What is shared of the mean of images, as a norm: for want of that of the true ones, before noise."""
+    observation, shape = problem.observation, (problem.count, *problem.observation.image_shape)
+    images = observation.normalised(prior.centre(shape)).to(labels.device, dtype)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        found = update({"images": images, "labels": labels})
+    return float(torch.stack([tensor.square().sum() for tensor in found.values()]).sum().sqrt())
 
 
 def _moved(problem: Problem) -> bool:
