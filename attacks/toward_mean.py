@@ -104,8 +104,8 @@ def _own_factor(observation: Observation, images: Tensor, labels: Tensor | None)
     given = observation.normalised(images.detach().double().cpu()).to(next(iter(target.values())))
     found = make_update_map("gradient", victim, observation)({"images": given, "labels": _labels(observation, labels)})
     names = [name for name in target if name in found]
-    each = (torch.cat([state[name].detach().flatten() for name in names]) for state in (found, target))
-    return _factor(*each, left=NEARLY_NOTHING)  # what solves the equations but for a factor leaves rounding
+    ours, theirs = (torch.cat([state[name].detach().flatten() for name in names]) for state in (found, target))
+    return _factor(ours, theirs, NEARLY_NOTHING)  # what solves the equations but for a factor leaves rounding
 
 
 def _factor(found: Tensor, target: Tensor, left: float = LEFT_BY_FACTOR) -> float:

@@ -55,7 +55,8 @@ def twins(order: Int[Tensor, " places"], grid: tuple[int, int]) -> Int[Tensor, "
         moved += [whole.T, whole.rot90(1), whole.rot90(3), whole.flip((0, 1)).T]
     moved += [whole.roll(by, axis) for axis in (0, 1) for by in range(1, grid[axis])]
     found = torch.stack([one.flatten() for one in moved]).unique(dim=0)
-    return found[(found != order).any(dim=1)]
+    others: Tensor = found[(found != order).any(dim=1)]
+    return others
 
 
 def find_among_twins(
