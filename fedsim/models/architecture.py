@@ -323,4 +323,5 @@ def _similar(name: str) -> str:
     found = get_close_matches(name, [*names, *ours], n=1, cutoff=0.6)
     if found and found[0] not in names:
         return f" Did you mean model={found[0]}?"
-    return nearest(name, names) or " timm.list_models() names them all."
+    hint = nearest(name, names) or " timm.list_models() names them all."
+    return f"{hint} A model of your own is registered with timm by a package: docs/extending.md."

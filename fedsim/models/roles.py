@@ -19,7 +19,7 @@ OF_PARAMETERS = (
 """Roles that name parameters."""
 
 LOOKED_FOR = (
-    "a Conv2d at `patch_embed.proj`, as timm's ViTs; where its parts have other names state them: "
+    "a Conv2d at `patch_embed.proj`, as timm's ViTs; where its parts have other names state them in Python: "
     "roles={'patch_weight': NAME, 'pos_embed': NAME, 'class_token': NAME}"
 )
 

@@ -1,9 +1,12 @@
 """Which modules fedsim imports without being asked."""
 
+import re
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
+import torch
 
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
@@ -45,6 +48,16 @@ def test_models_of_plugins_are_found_when_they_are_asked_for(declared):
     ModelSpec("vit_nano_patch2_8", 2).check()
     assert "plugin_with_a_model" not in sys.modules
     ModelSpec("of_a_plugin", 2).check()
+
+
+def test_the_model_of_the_documentation_as_a_reader_copies_it(declared):
+    page = (Path(__file__).parents[3] / "docs" / "extending.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n((?:(?!```).)*class MyNet.*?)```", page, re.DOTALL)
+    declared("plugin_of_the_page", code[1])
+    with pytest.raises(ConfigError, match=r"A model of your own is registered .*docs/extending.md"):
+        ModelSpec("my_nett", 3).check()
+    model = ModelSpec("my_net", 3, img_size=32, kwargs={"hidden": 8}).build(0)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("code", ["import no_such_module", "1 / 0"])
