@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -155,6 +156,8 @@ class DefenseChain(Defense):
 
     def __init__(self, defenses: dict[str, Defense] | None = None) -> None:
         self.defenses = dict(defenses or {})
+        for name, defense in self.defenses.items():
+            _check_hooks(name, type(defense))
         self._frozen_by: dict[str, str] = {}
         self._turns: dict[str, ClientRound] = {}
         self._turn: ClientRound | None = None
@@ -235,8 +238,9 @@ class DefenseChain(Defense):
         return model
 
     def transform_batch(self, batch: Batch, rng: torch.Generator) -> Batch:
-        for defense in self.defenses.values():
+        for name, defense in self.defenses.items():
             batch = defense.transform_batch(batch, rng)
+            _check_result(f"{name}.transform_batch", batch, Batch, "dataclasses.replace(batch, images=...)")
         return batch
 
     def extra_loss(self, model: nn.Module, batch: Batch) -> Tensor | None:
@@ -262,11 +266,7 @@ class DefenseChain(Defense):
         for name, defense in self.defenses.items():
             before = dict(update.tensors)
             update = defense.transform_update(update, rng)
-            if not isinstance(update, Update):
-                raise TypeError(
-                    f"{name}.transform_update gave a {type(update).__name__}, not an Update: "
-                    "return dataclasses.replace(update, tensors=...)"
-                )
+            _check_result(f"{name}.transform_update", update, Update, "dataclasses.replace(update, tensors=...)")
             for tensor_name, tensor in update.tensors.items():
                 if not tensor.is_floating_point() and tensor is not before.get(tensor_name):
                     expected = f"a defense that makes floating-point tensors: the others pass over {tensor_name}"
@@ -278,6 +278,20 @@ class DefenseChain(Defense):
 
 
 HOOKS = ("wrap_model", "begin", "transform_batch", "extra_loss", "gradient", "transform_update")
+
+
+def _check_hooks(name: str, kind: type[Defense]) -> None:
+    """A class of none of the hooks changes nothing, unless it says what it does elsewhere (`SecureAggregation`)."""
+    if any(getattr(kind, hook) is not getattr(Defense, hook) for hook in (*HOOKS, "measurements", "effects")):
+        return
+    close = {word: get_close_matches(word, HOOKS, n=1) for word in vars(kind)}
+    hint = "".join(f" Did you mean '{found[0]}' by {word}?" for word, found in close.items() if found)
+    raise ConfigError("defense", name, fault=f"{kind.__name__} has none of the hooks {', '.join(HOOKS)}.{hint}")
+
+
+def _check_result(place: str, result: object, wanted: type, hint: str) -> None:
+    if not isinstance(result, wanted):
+        raise TypeError(f"{place} gave a {type(result).__name__}, no {wanted.__name__}: return {hint}")
 
 
 def _own_word(defense: Defense, declaration: str) -> bool:

@@ -139,7 +139,7 @@ class Forgetful(Defense):
 def test_a_defense_that_shares_no_update_is_named():
     chain = DefenseChain({"forgetful": Forgetful()})
     update = Update({"w": torch.ones(2)}, "gradient", 1)
-    with pytest.raises(TypeError, match=r"forgetful\.transform_update gave a dict, not an Update"):
+    with pytest.raises(TypeError, match=r"forgetful\.transform_update gave a dict, no Update: return "):
         chain.transform_update(update, torch.Generator())
 
 
@@ -159,3 +159,24 @@ def test_a_setting_called_name_is_refused():
     """Records of observations keep the defense's own name there."""
     with pytest.raises(ConfigError, match=r"defense\.mine\.name=x: must be another word"):
         build_chain({"mine": {"_target_": "defenses.GradientNoise", "name": "x"}})
+
+
+class Misnamed(Defense):
+    def transform_updates(self, update, rng):
+        return replace(update, tensors={})
+
+
+class OnlyImages(Defense):
+    def transform_batch(self, batch, rng):
+        return batch.images
+
+
+def test_a_class_without_a_hook_is_refused_as_it_would_change_nothing():
+    with pytest.raises(ConfigError, match=r"Misnamed has none of the hooks .*'transform_update' by transform_updates"):
+        DefenseChain({"misnamed": Misnamed()})
+
+
+def test_a_batch_must_come_back_as_one():
+    batch = Batch(torch.rand(1, 3, 8, 8), torch.tensor([1]))
+    with pytest.raises(TypeError, match=r"only\.transform_batch gave a Tensor, no Batch: return dataclasses\.replace"):
+        DefenseChain({"only": OnlyImages()}).transform_batch(batch, torch.Generator())
