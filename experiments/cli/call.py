@@ -1,6 +1,7 @@
 """What the commands share: Hydra, one-line errors, exit codes."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from experiments.cli.logs import quiet_libraries
 from experiments.cli.repeats import given_twice, refuse_repeats
 from experiments.commands.catalogue import Catalogue
 from experiments.commands.early import check_early, check_named
-from experiments.commands.flags import HELP, flags_last, words, wrong_flag
+from experiments.commands.flags import HELP, flags_last, shows_only, words, wrong_flag, wrong_sweep
 from experiments.commands.fresh import forget, remove_all_unused, remove_unused
 from experiments.commands.help import answer
 from experiments.commands.stage import CommandStage, shortest
@@ -105,8 +106,10 @@ class _Call:
         stage.resumes, stage.discard = command.resumes, remove_all_unused
 
     def carry_out(self) -> None:
-        if fault := wrong_flag(self._arguments):
+        if fault := wrong_flag(self._arguments) or wrong_sweep(self._arguments):
             _refuse(fault)
+        if shows_only(self._arguments):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--info | head` ends as any other command's output does
         if set(self._arguments) & set(HELP):
             if "all" not in words(self._arguments):
                 self._help()

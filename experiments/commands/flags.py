@@ -43,6 +43,17 @@ def wrong_flag(arguments: Sequence[str]) -> str:
     return ""
 
 
+def shows_only(arguments: Sequence[str]) -> bool:
+    """Whether Hydra prints what it knows, and runs nothing."""
+    return any(argument.partition("=")[0] in ("--info", "-i", "--hydra-help", "--cfg", "-c") for argument in arguments)
+
+
+def wrong_sweep(arguments: Sequence[str]) -> str:
+    """What to say of Hydra's own parameters of a sweep: its default is None, into which OmegaConf merges nothing."""
+    own = next((one for one in arguments if one.lstrip("+~").startswith("hydra.sweeper.params")), "")
+    return f"{own}: a sweep is written -m KEY=ONE,TWO" if own else ""
+
+
 def flags_last(arguments: Sequence[str]) -> list[str]:
     """The same with settings together: Hydra takes no flag between two of them, as in `seed=1 -m defense=[],[half]`."""
     settings, flags, skip = list[str](), list[str](), False
