@@ -5,7 +5,7 @@ from typing import Any
 
 from attacks.base import Attack
 from fedsim.errors import ConfigError
-from fedsim.settings.components import build_component
+from fedsim.settings.components import TARGET, build_component
 from fedsim.settings.knowledge import read_knowledge, without_knowledge
 from fedsim.settings.options import option
 
@@ -17,7 +17,7 @@ def build_attack(name: str, settings: dict[str, Any]) -> Attack:
     """Instantiate `cfg.attack.NAME`, less what is no argument of its class.
 
     `knows` is for readers; `certify: false` among any attack's settings leaves certificates out, `then: NAME`, or
-    `then: {NAME: {…}}` with settings, has another go on from its images.
+    `then: {NAME: {…}}` with settings, has another go on from its images; of one's own with its `_target_`.
 
     Raises:
         ConfigError: its `_target_` is no Attack, or refuses its settings.
@@ -42,10 +42,15 @@ def _polisher(key: str, chosen: object) -> Attack:
     named = {chosen: {}} if isinstance(chosen, str) else chosen
     if not isinstance(named, Mapping) or len(named) != 1:
         raise ConfigError(key, chosen, "a name of conf/attack, or one name with its settings")
-    ((name, settings),) = named.items()
+    ((name, given),) = named.items()
+    changes = dict(given or {})
     try:
-        attack = build_attack(str(name), option("attack", str(name), dict(settings or {})))
+        # workers and later calls find no option of a --config-dir: one's own stands there whole
+        attack = build_attack(str(name), changes if TARGET in changes else option("attack", str(name), changes))
     except ConfigError as error:
+        if error.key == "attack":
+            own = f" One of your own: {{{name}: {{_target_: MODULE.CLASS}}}}."
+            raise ConfigError(key, name, fault=error.fault + own) from error
         raise error.under(f"{key}{error.key.removeprefix('attack')}") from error
     if type(attack).polish is Attack.polish:
         raise ConfigError(key, name, "an attack that goes on from another's images, such as gauss_newton")

@@ -125,6 +125,14 @@ def test_a_search_is_polished_by_one_key(seen):
     assert fedsim.attack("inverting_gradients", seen, then=None, **steps).images.equal(before.images)
 
 
+def test_an_attack_of_ones_own_is_named_with_its_class(seen):
+    own = {"mine": {"_target_": f"{Nearly.__module__}.{Nearly.__qualname__}"}}
+    with pytest.raises(ConfigError, match=r"attack\.row_space\.then=mine: must be an attack that goes on from"):
+        fedsim.attack("row_space", seen, then=own)
+    polisher = build_attack("row_space", option("attack", "row_space", {"then": {"mine": {**OWN, "steps": 3}}})).then
+    assert type(polisher).__name__ == "GaussNewton"
+
+
 def test_where_it_does_not_apply_the_result_stays(seen):
     polished = Nearly()
     polished.then = build_attack("gauss_newton", option_of({"gauss_newton": {"max_unknowns": 3}}))
@@ -136,6 +144,7 @@ def test_where_it_does_not_apply_the_result_stays(seen):
     [
         ("labels", "attack.row_space.then=labels: must be an attack that goes on from another's images"),
         ("gaus_newton", "attack.row_space.then=gaus_newton: there is no such option. Did you mean 'gauss_newton'"),
+        ("mine", "One of your own: {mine: {_target_: MODULE.CLASS}}."),
         (["gauss_newton"], "must be a name of conf/attack, or one name with its settings"),
         ({"gauss_newton": {"stesp": 3}}, "attack.row_space.then.gauss_newton.stesp=3: "),
     ],
@@ -218,6 +227,9 @@ def test_of_several_rounds_it_would_read_one_and_is_refused(seen):
     walk = Walk()
     assert fedsim.attack(before_then(NearlyTogether(), walk), fedsim.History(rounds[:1])).status == "done"
     assert len(walk.taken) == 6
+
+
+OWN = {"_target_": "attacks.optimization.GaussNewton"}
 
 
 def option_of(named):
