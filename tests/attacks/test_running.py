@@ -116,7 +116,8 @@ def test_victims_without_noise_may_be_called_the_same(victims):
 
 def test_an_own_defense_may_say_that_it_draws_nothing():
     class Silent(fedsim.Defense):
-        pass
+        def transform_update(self, update, rng):
+            return update
 
     class Halves(Silent):
         repeatable = True
