@@ -77,6 +77,7 @@ def measured(
     import torch
 
     import fedsim
+    from experiments.benchmarks.withheld_heads import overlap
     from fedsim.determinism import torch_generator
 
     for name, given in UPDATES.items():
@@ -113,12 +114,6 @@ def drawn(kind: str, images: int, rng: "Generator") -> "Tensor":
     else:
         shares = torch.ones(CLASSES)
     return torch.multinomial(shares, images, replacement=True, generator=rng)
-
-
-def overlap(labels: "Tensor", truth: "Tensor") -> float:
-    """Σ min(n̂, n) / B."""
-    counts = labels.bincount(minlength=CLASSES).minimum(truth.bincount(minlength=CLASSES))
-    return float(counts.sum()) / len(truth)
 
 
 def _one_of(labels: "Tensor", label: int, rng: "Generator") -> "Tensor":

@@ -113,9 +113,9 @@ def _row(
             begin = time.perf_counter()
             result: Any = fedsim.attack("labels_nearest_public", seen.with_public_images(*public))
             seconds.append(time.perf_counter() - begin)
-            found.append(_overlap(result.labels, truth))
+            found.append(overlap(result.labels, truth))
             guess = public[1][torch.randint(len(public[1]), (size,), generator=rng)]
-            drawn.append(_overlap(guess, truth))
+            drawn.append(overlap(guess, truth))
         whole, by_chance = ([part == 1.0 for part in parts] for parts in (found, drawn))
         row.append(
             f"{100 * fmean(whole):.0f} / {100 * fmean(found):.0f} ({100 * fmean(by_chance):.0f} / "
@@ -124,7 +124,7 @@ def _row(
     return [*row, f"{fmean(seconds):.1f}"]
 
 
-def _overlap(labels: "Tensor", truth: "Tensor") -> float:
+def overlap(labels: "Tensor", truth: "Tensor") -> float:
     """Σ min(n̂, n) / B."""
     counts = labels.bincount(minlength=10).minimum(truth.bincount(minlength=10))
     return float(counts.sum()) / len(truth)
