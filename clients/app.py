@@ -1,7 +1,7 @@
 """The Flower ClientApp: train, evaluate, share."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -314,6 +314,17 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         return Message(RecordDict({METRICS: MetricRecord(record)}), reply_to=message)
 
     return app
+
+
+def with_data(
+    build: Callable[[AnyConfig, FederatedData], ClientApp], divided: Sequence[list[int]], config: AnyConfig
+) -> ClientApp:
+    """A ClientApp with its data loaded: a worker that lacks them fails as it starts, not in a round.
+
+    Args:
+        divided: `FederatedData.partitions` of the process that starts the workers.
+    """
+    return build(config, build_data(config, divided))
 
 
 def _kept(context: Context, name: str) -> State:

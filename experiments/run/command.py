@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
-from flwr.clientapp import ClientApp
 from hydra.utils import instantiate
 from jaxtyping import Int
 from torch import Tensor
 
-from clients.app import AnyConfig, build_client_app
+from clients.app import build_client_app, with_data
 from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.places import refuse_used
@@ -46,11 +45,9 @@ from experiments.engine.setup import (
 from experiments.flower.grid import NumberedGrid
 from experiments.run.resumed import check_resume
 from experiments.run.resuming import check_room, finished, go_back
-from fedsim.data.federated import FederatedData
 from fedsim.observation import Observation
 from fedsim.report.wording import count, percent
 from fedsim.settings.commands import RunConfig
-from fedsim.settings.composition import build_data
 from fedsim.settings.schema import parse, plain
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
 from fedsim.simulation.placement import anywhere
@@ -182,7 +179,9 @@ def make_grid(setup: Setup) -> SimulatedGrid:
     on_cluster = config.ray.address is not None
     return RayGrid(
         config.num_clients,
-        partial(_client_app, build_client_app, absolute(plain(config)) if on_cluster else config),
+        partial(
+            with_data, build_client_app, setup.data.partitions(), absolute(plain(config)) if on_cluster else config
+        ),
         workers=worker_counts(config, config.num_clients),
         threads=simulation.threads,
         request=wanted.clients,
@@ -191,11 +190,6 @@ def make_grid(setup: Setup) -> SimulatedGrid:
         place=wanted.client if on_cluster else anywhere,
         rules=setup.rules(simulated=True),
     )
-
-
-def _client_app(build: Callable[[AnyConfig, FederatedData], ClientApp], config: AnyConfig) -> ClientApp:
-    """With the data loaded: a worker that lacks them fails as it starts, not in a round."""
-    return build(config, build_data(config))
 
 
 def _work(setup: Setup) -> Callable[[int], float] | None:

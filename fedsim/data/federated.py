@@ -5,7 +5,7 @@ import copy
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -31,10 +31,18 @@ class FederatedData:
     The partitioner works on labels and natural ids alone, so partitions cost no decoding. It is copied: one object
     may serve several `FederatedData`. Without a partitioner a single client holds the whole training set.
     Decoded pictures are kept, as bytes, up to `cache_bytes` for all sets together.
+
+    Args:
+        divided: `partitions` of another process that has the same data; no partitioner is asked then.
     """
 
     def __init__(
-        self, source: Source, partitioner: "Partitioner | None", image_size: int, cache_bytes: int = 4 * 2**30
+        self,
+        source: Source,
+        partitioner: "Partitioner | None",
+        image_size: int,
+        cache_bytes: int = 4 * 2**30,
+        divided: Sequence[list[int]] | None = None,
     ) -> None:
         if image_size < 1:
             raise ConfigError("image_size", image_size, "a positive number of pixels")
@@ -45,6 +53,7 @@ class FederatedData:
         self._image_size = image_size
         self._cache = ImageCache(cache_bytes)
         self._clients: dict[int, ImageSet] = {}
+        self._divided = divided
         self._indices: dict[int, list[int]] = {}
         self._lock = threading.RLock()  # partitioners compute on first use, and are not made for threads
         if self._partitioner is not None:
@@ -61,6 +70,8 @@ class FederatedData:
     @cached_property
     def num_partitions(self) -> int:
         """Raises `ConfigError` where the training set cannot be divided as asked."""
+        if self._divided is not None:
+            return len(self._divided)
         if self._partitioner is None:
             return 1
         # The public property divides at once, and its refusal names no number.
@@ -79,7 +90,11 @@ class FederatedData:
             return self._clients[partition_id]
 
     def partition_sizes(self) -> list[int]:
-        return [len(self._partition(partition_id)) for partition_id in range(self.num_partitions)]
+        return [len(rows) for rows in self.partitions()]
+
+    def partitions(self) -> list[list[int]]:
+        """Which rows of the training set each client holds."""
+        return [self._partition(partition_id) for partition_id in range(self.num_partitions)]
 
     @cached_property
     def train(self) -> ImageSet:
@@ -124,6 +139,8 @@ class FederatedData:
             raise ConfigError("partition_id", partition_id, f"from 0 to {self.num_partitions - 1}")
         if partition_id >= self.num_partitions:
             raise ConfigError("num_clients", partition_id + 1, self._at_most())
+        if self._divided is not None:
+            return self._divided[partition_id]
         if self._partitioner is None:
             return list(range(len(self._splits.train)))
         with self._lock:
@@ -141,7 +158,8 @@ class FederatedData:
             return self._indices[partition_id]
 
     def _at_most(self) -> str:
-        return f"at most {self.num_partitions}, the number of partitions that {self._name} makes of this data"
+        of = "there are" if self._partitioner is None else f"{self._name} makes of this data"
+        return f"at most {self.num_partitions}, the number of partitions that {of}"
 
     def _check_enough(self, num_partitions: int | None) -> None:
         available = len(self._splits.train)

@@ -1,7 +1,7 @@
 """From a resolved configuration to objects; workers repeat it and get the same objects."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
@@ -55,16 +55,19 @@ def build_source(data: Mapping[str, Any]) -> Source:
     return build_component("data", data, Source)  # type: ignore[type-abstract]
 
 
-def build_data(given: LocalConfig | Mapping[str, Any]) -> FederatedData:
+def build_data(given: LocalConfig | Mapping[str, Any], divided: Sequence[list[int]] | None = None) -> FederatedData:
     """The configured source, split among clients where the configuration has a partition.
+
+    Args:
+        divided: as in `FederatedData`: a worker is told, and imports no partitioner.
 
     Raises:
         ConfigError: a setting of `data` or `partition` that their class does not have, or of another type.
     """
     config, partitioner = config_of(given), None
-    if config.partition:
+    if config.partition and divided is None:
         partitioner = _partitioner(config.partition)
-    return FederatedData(build_source(config.data), partitioner, image_side(config.model))
+    return FederatedData(build_source(config.data), partitioner, image_side(config.model), divided=divided)
 
 
 def _partitioner(settings: Mapping[str, Any]) -> "Partitioner":

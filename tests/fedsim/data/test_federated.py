@@ -215,3 +215,16 @@ def test_a_negative_client():
 def test_sizes_that_cannot_be(settings, key):
     with pytest.raises(ConfigError, match=key):
         FederatedData(Table(), None, **{"image_size": 8, **settings})
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "natural", None])
+def test_who_is_told_how_it_is_divided_has_the_same_clients(name):
+    data = FederatedData(Table(), PARTITIONERS[name]() if name else None, image_size=8)
+    told = FederatedData(Table(), None, image_size=8, divided=data.partitions())
+    told.check(data.num_partitions)
+    assert told.partition_sizes() == data.partition_sizes()
+    assert [told.client(number).ids for number in range(told.num_partitions)] == [
+        data.client(number).ids for number in range(data.num_partitions)
+    ]
+    with pytest.raises(ConfigError, match="num_clients"):
+        told.client(told.num_partitions)

@@ -18,3 +18,13 @@ def test_a_partition_that_cannot_be_is_one_line(override, words):
     with pytest.raises(ConfigError, match=words) as caught:
         build_data(settings("config", "partition=dirichlet", override))
     assert "\n" not in str(caught.value)
+
+
+def test_who_is_told_how_data_are_divided_asks_no_partitioner(monkeypatch):
+    config = settings("config", "partition=dirichlet")
+    here = build_data(config)
+    monkeypatch.setattr("fedsim.settings.composition._partitioner", None)
+    there = build_data(config, here.partitions())
+    assert [there.client(number).ids for number in range(there.num_partitions)] == [
+        here.client(number).ids for number in range(here.num_partitions)
+    ]
