@@ -81,7 +81,7 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
     from attacks.optimization.cuda_graph import replayed
     from attacks.optimization.problem import make_problem, shared_update
     from attacks.optimization.second_order.posterior import LEAPS
-    from attacks.optimization.second_order.products import kept_products
+    from attacks.optimization.second_order.products import KeptProducts
     from attacks.optimization.second_order.residual import make_residuals
     from attacks.optimization.second_order.sketch import gram, sketch
     from attacks.optimization.second_order.stages import MOST_WHOLE, PARTS, most_together
@@ -110,16 +110,17 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
         with torch.no_grad():
             return jacobian_product(residual, x, v)
 
-    w, push, pull = kept_products(residual, x, len(x))
+    kept = KeptProducts(residual.pieces(), x, len(x))
     calls: dict[str, Callable[[], object]] = {
         "training step": step, "gradient of ‖r‖²": back, "Jacobian-vector, forward mode": forward,
-        "J kept": lambda: kept_products(residual, x, len(x)),
-        "Jacobian-vector": lambda: push(v), "vector-Jacobian": lambda: pull(w), "Gauss-Newton": lambda: pull(push(v)),
+        "J kept": lambda: KeptProducts(residual.pieces(), x, len(x)),
+        "Jacobian-vector": lambda: kept.forward(v), "vector-Jacobian": lambda: kept.transposed(kept.value),
+        "Gauss-Newton": lambda: kept.normal(v),
     }  # fmt: skip
     floors = {name: _flops(call) for name, call in calls.items()}
     if device.type == "cuda":
-        once = replayed(lambda v: (pull(push(*v)),), [v])
-        calls |= {"capture as a CUDA graph": lambda: replayed(lambda v: (pull(push(*v)),), [v])}
+        once = replayed(lambda v: (kept.normal(*v),), [v])
+        calls |= {"capture as a CUDA graph": lambda: replayed(lambda v: (kept.normal(*v),), [v])}
         calls |= {"Gauss-Newton, one CUDA graph": lambda: once([v])}
         floors |= dict.fromkeys(("capture as a CUDA graph", "Gauss-Newton, one CUDA graph"), floors["Gauss-Newton"])
     if len(x) <= MOST_WHOLE:

@@ -1,6 +1,6 @@
 """Gauss-Newton steps without J: conjugate gradients on exact products, preconditioned by a sketch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ class MatrixFree:
 
     def __init__(
         self,
-        residual: Callable[[Tensor], Tensor],
+        residual: Pieces,
         coarse: Pieces,
         active: int,
         first: int,
@@ -50,7 +50,7 @@ class MatrixFree:
     def __call__(self, x: Float[Tensor, " unknowns"]) -> "Products":
         return Products(self, x)
 
-    def held(self, residual: Callable[[Tensor], Tensor], weight: float) -> "MatrixFree":
+    def held(self, residual: Pieces, weight: float) -> "MatrixFree":
         """By the same sketch, with rows √weight·x besides."""
         self.residual, self.ridge = residual, weight
         return self
@@ -69,11 +69,11 @@ class Products:
     def __init__(self, system: MatrixFree, x: Float[Tensor, " unknowns"]) -> None:
         self._system, self._x, self._ridge = system, x, system.ridge
         self._sketch = system.sketch(x)
-        r, self._forward, self._back = kept_products(system.residual, x, system.active)
+        self._kept = KeptProducts(system.residual, x, system.active)
         self._inverse: tuple[float, Callable[[Tensor], Tensor]] | None = None
         self._normal: Function | None = None
-        self.cost = float(r.square().sum())
-        self._slope = self._back(r)
+        self.cost = float(self._kept.value.square().sum())
+        self._slope = self._kept.transposed(self._kept.value)
 
     def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:
         shift = damping * (self._sketch.scale + self._ridge)
@@ -88,14 +88,14 @@ class Products:
     ) -> tuple[Float[Tensor, " unknowns"], float]:
         """As `GeodesicAcceleration` says; lengths are those of coordinates."""
         shift = damping * (self._sketch.scale + self._ridge)
-        bent = padded(self._solve(shift, -0.5 * self._back(second), BEND_TOLERANCE)[0], len(self._x))
+        bent = padded(self._solve(shift, -0.5 * self._kept.transposed(second), BEND_TOLERANCE)[0], len(self._x))
         return bent, float(bent.norm() / step.norm())
 
     def _solve(
         self, shift: float, right: Float[Tensor, " active"], tolerance: float
     ) -> tuple[Float[Tensor, " active"], Float[Tensor, " active"], int]:
         if self._normal is None:
-            self._normal = replayed(lambda v: (self._back(self._forward(*v)),), [right])
+            self._normal = replayed(lambda v: (self._kept.normal(*v),), [right])
         normal = self._normal
         return conjugate_gradients(
             lambda v: normal([v])[0] + shift * v,
@@ -117,28 +117,56 @@ def padded(v: Float[Tensor, " active"], unknowns: int) -> Float[Tensor, " {unkno
     return F.pad(v, (0, unknowns - len(v)))
 
 
-def kept_products(
-    function: Callable[[Tensor], Tensor], x: Float[Tensor, " unknowns"], active: int
-) -> tuple[Float[Tensor, " rows"], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """f(x), and v -> J·v and w -> Jᵀ·w over the first coordinates, by one graph of J at x that is kept.
+class KeptProducts:
+    """f(x), v -> J·v, w -> Jᵀ·w and v -> JᵀJ·v over the first coordinates, by one graph of J at x that is kept.
 
     J·v is the derivative of Jᵀ·u along v, which is linear in u: forward mode would compute the function anew each time.
+    Each tensor has a u of its own: parts of one would each be as long as the whole where they are differentiated.
+
+    Attributes:
+        value: f(x).
     """
-    with capturable(x.device), torch.enable_grad():
-        point = x.detach().requires_grad_()
-        rows = function(point)
-        u = torch.zeros_like(rows, requires_grad=True)
-        (back,) = torch.autograd.grad(rows, point, u, create_graph=True)
 
-    def forward(v: Float[Tensor, " active"]) -> Float[Tensor, " rows"]:
-        with capturable(x.device):
-            return torch.autograd.grad(back, u, padded(v, len(x)), retain_graph=True)[0]
+    def __init__(self, function: Pieces, x: Float[Tensor, " unknowns"], active: int) -> None:
+        self._active = active
+        with capturable(x.device), torch.enable_grad():
+            self._point = x.detach().requires_grad_()
+            self._tensors = function.tensors(self._point)
+            self._sizes = [tensor.numel() for tensor in self._tensors]
+            self._u = [torch.zeros_like(tensor, requires_grad=True) for tensor in self._tensors]
+            self._varying = [place for place, tensor in enumerate(self._tensors) if tensor.requires_grad]
+            varying, u = ([of[place] for place in self._varying] for of in (self._tensors, self._u))
+            (self._back,) = torch.autograd.grad(varying, self._point, u, create_graph=True)
+        weights = F.pad(function.weights, (0, sum(self._sizes) - len(function.weights)), value=1.0)
+        self._weights = self._split(weights)
+        self._squares = self._split(weights.square())
+        self.value = function.rows([tensor.detach() for tensor in self._tensors])
 
-    def transposed(w: Float[Tensor, " rows"]) -> Float[Tensor, " active"]:
-        with capturable(x.device):
-            return torch.autograd.grad(rows, point, w, retain_graph=True)[0][:active]
+    def forward(self, v: Float[Tensor, " active"]) -> Float[Tensor, " rows"]:
+        return torch.cat([(w * change).flatten() for w, change in zip(self._weights, self._changes(v), strict=True)])
 
-    return rows.detach(), forward, transposed
+    def transposed(self, w: Float[Tensor, " rows"]) -> Float[Tensor, " active"]:
+        return self._together([own * weight for own, weight in zip(self._split(w), self._weights, strict=True)])
+
+    def normal(self, v: Float[Tensor, " active"]) -> Float[Tensor, " active"]:
+        """JᵀJ·v, without J·v in a row."""
+        return self._together([w * change for w, change in zip(self._squares, self._changes(v), strict=True)])
+
+    def _changes(self, v: Float[Tensor, " active"]) -> tuple[Tensor, ...]:
+        """Of each tensor along v, not weighed."""
+        along = padded(v, len(self._point))
+        with capturable(v.device):
+            return torch.autograd.grad(self._back, self._u, along, retain_graph=True, materialize_grads=True)
+
+    def _together(self, of_tensors: Sequence[Tensor]) -> Float[Tensor, " active"]:
+        """The gradient of what the tensors are when each is multiplied by its own."""
+        varying, own = ([of[place] for place in self._varying] for of in (self._tensors, of_tensors))
+        with capturable(self._point.device):
+            return torch.autograd.grad(varying, self._point, own, retain_graph=True)[0][: self._active]
+
+    def _split(self, rows: Float[Tensor, " rows"]) -> list[Tensor]:
+        parts = zip(rows.split(self._sizes), self._tensors, strict=True)
+        return [part.view(tensor.shape) for part, tensor in parts]
 
 
 def conjugate_gradients(

@@ -56,8 +56,8 @@ class Residual:
         return found if self.before is None else torch.cat([found, self.before(x)])
 
     def pieces(self) -> Pieces:
-        """The same without its target, tensor by tensor."""
-        return Pieces(self._tensors, self.weights)
+        """The same, tensor by tensor."""
+        return Pieces(self._tensors, self.weights, self.target)
 
     def jacobian(self, x: Float[Tensor, " unknowns"], together: int = CHUNK) -> Float[Tensor, "rows unknowns"]:
         """J whole, in float64, `together` columns at a time."""

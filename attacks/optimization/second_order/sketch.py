@@ -1,6 +1,6 @@
 """JᵀJ over the first coordinates, about: from a count-sketch of J, whose rows are far fewer (Clarkson, Woodruff)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +21,22 @@ class Pieces:
 
     Attributes:
         weights: of the first numbers, all tensors' one after the other; those of the others are 1.
+        target: what is taken off the first numbers before they are weighed; None: nothing.
     """
 
     tensors: Callable[[Tensor], tuple[Tensor, ...]]
     weights: Float[Tensor, " weighed"]
+    target: Float[Tensor, " weighed"] | None = None
 
     def __call__(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, " rows"]:
-        flat = torch.cat([tensor.flatten() for tensor in self.tensors(x)])
-        return flat * F.pad(self.weights, (0, len(flat) - len(self.weights)), value=1.0)
+        return self.rows(self.tensors(x))
+
+    def rows(self, tensors: Sequence[Tensor]) -> Float[Tensor, " rows"]:
+        """All numbers in a row, from the tensors of a point."""
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        first, others = flat[: len(self.weights)], flat[len(self.weights) :]
+        first = self.weights * (first if self.target is None else first - self.target)
+        return torch.cat([first, others]) if len(others) else first
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     together = chunk_size(most_together(task.device), DIRECTION_BYTES * numbers, room / GIB)
 
     def by_products(residual: Residual, rough: Residual, active: int = count) -> MatrixFree:
-        return MatrixFree(residual, rough.pieces(), active, first, together)
+        return MatrixFree(residual.pieces(), rough.pieces(), active, first, together)
 
     def stage(index: int, active: int) -> Stage:
         return Stage(exact[index], by_products(exact[index], coarse[index], active), active < count)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from attacks.optimization.cuda_graph import replayed
-from attacks.optimization.second_order.products import kept_products
+from attacks.optimization.second_order.products import KeptProducts
+from attacks.optimization.second_order.sketch import Pieces
 
 
 def test_without_cuda_a_function_stays_as_it_is():
@@ -21,10 +22,10 @@ def test_products_at_every_point(rng):
     second = torch.randn(300, 40, generator=rng, dtype=torch.float64).cuda()
     for _ in range(3):
         x = torch.randn(12, generator=rng, dtype=torch.float64).cuda()
-        _, forward, back = kept_products(lambda x: second @ torch.tanh(first @ x), x, 12)
+        kept = KeptProducts(Pieces(lambda x: (second @ torch.tanh(first @ x),), x.new_ones(0)), x, 12)
 
-        def normal(given, forward=forward, back=back):
-            return (back(forward(*given)),)
+        def normal(given, kept=kept):
+            return (kept.normal(*given),)
 
         once = replayed(normal, [x])
         assert once is not normal

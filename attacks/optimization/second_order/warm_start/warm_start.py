@@ -117,7 +117,11 @@ class WarmStart:
         residual = self._residual
         system = self.plan.by_products(residual, self._coarse)
         enough = 2.0 * residual.floor
-        end, reached = descend_with_fading(residual, _same, x, steps, system.held, self.report, enough, with_prior)
+
+        def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
+            return system.held(held.pieces(), weight)
+
+        end, reached = descend_with_fading(residual, _same, x, steps, linearised, self.report, enough, with_prior)
         return self.plan.point(end), reached
 
     def in_any_order(self, point: Float[Tensor, " n"], fading: bool) -> Float[Tensor, " n"] | None:

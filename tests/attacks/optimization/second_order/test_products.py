@@ -5,7 +5,7 @@ import torch
 
 from attacks.forward_mode import jacobian
 from attacks.optimization.second_order.levenberg_marquardt import LMState, take_step
-from attacks.optimization.second_order.products import MatrixFree, conjugate_gradients
+from attacks.optimization.second_order.products import KeptProducts, MatrixFree, conjugate_gradients
 from attacks.optimization.second_order.sketch import Pieces, sketch
 
 
@@ -30,7 +30,7 @@ def x(rng):
 @pytest.mark.parametrize(("active", "first"), [(12, 12), (12, 5), (7, 12), (7, 3)])
 def test_a_step_is_that_of_j_whole(curved, x, active, first):
     """However little of it the sketch covers, and whatever part of the coordinates is varied."""
-    model = MatrixFree(curved, alone(curved), active, first, 4, tolerance=1e-12, most=60)(x)
+    model = MatrixFree(alone(curved), alone(curved), active, first, 4, tolerance=1e-12, most=60)(x)
     r, J = curved(x), jacobian(curved, x)[:, :active]
     for damping in (1e-3, 1.0):
         step, predicted = model.step(damping)
@@ -45,7 +45,7 @@ def test_a_step_is_that_of_j_whole(curved, x, active, first):
 def test_with_a_prior_besides_a_step_and_what_bends_it_are_those_of_all_rows(curved, x, rng):
     """The sketch is of the others, and serves at any weight of the prior."""
     system, second = (
-        MatrixFree(curved, alone(curved), 12, 12, 4, tolerance=1e-12),
+        MatrixFree(alone(curved), alone(curved), 12, 12, 4, tolerance=1e-12),
         torch.randn(312, generator=rng).double(),
     )
     for weight in (100.0, 0.01):
@@ -53,7 +53,7 @@ def test_with_a_prior_besides_a_step_and_what_bends_it_are_those_of_all_rows(cur
         def held(x, weight=weight):
             return torch.cat([curved(x), weight**0.5 * x])
 
-        model = system.held(held, weight)(x)
+        model = system.held(alone(held), weight)(x)
         r, J = held(x), jacobian(held, x)
         damped = J.T @ J + 0.1 * (model._sketch.scale + weight) * torch.eye(12, dtype=torch.float64)
         step, _ = model.step(0.1)
@@ -67,11 +67,32 @@ def test_with_a_prior_besides_a_step_and_what_bends_it_are_those_of_all_rows(cur
 
 
 def test_products_are_those_of_j_whole(curved, x, rng):
-    model, J = MatrixFree(curved, alone(curved), 12, 12, 4)(x), jacobian(curved, x)
+    model, J = MatrixFree(alone(curved), alone(curved), 12, 12, 4)(x), jacobian(curved, x)
     v = torch.randn(12, generator=rng, dtype=torch.float64)
     w = torch.randn(300, generator=rng, dtype=torch.float64)
-    assert torch.allclose(model._forward(v), J @ v)
-    assert torch.allclose(model._back(w), J.T @ w)
+    assert torch.allclose(model._kept.forward(v), J @ v)
+    assert torch.allclose(model._kept.transposed(w), J.T @ w)
+    assert torch.allclose(model._kept.normal(v), J.T @ (J @ v))
+
+
+def test_tensors_are_weighed_and_one_that_nothing_moves_has_no_part_in_it(rng, x):
+    matrix = torch.randn(70, 12, generator=rng, dtype=torch.float64)
+    weights, target = torch.rand(2, 63, generator=rng, dtype=torch.float64)
+
+    def tensors(x):
+        found = torch.tanh(matrix @ x)
+        return found[:10].view(2, 5), torch.ones(3, dtype=x.dtype), found[10:60], found[60:]
+
+    pieces = Pieces(tensors, weights, target)
+    rows = torch.cat([weights, torch.ones(10, dtype=torch.float64)])
+    flat = torch.cat([tensor.flatten() for tensor in tensors(x)])
+    kept, J = KeptProducts(pieces, x, 7), jacobian(pieces, x)[:, :7]
+    assert torch.equal(kept.value, pieces(x))
+    assert torch.allclose(kept.value, rows * (flat - torch.cat([target, torch.zeros(10, dtype=torch.float64)])))
+    v, w = torch.randn(7, generator=rng).double(), torch.randn(73, generator=rng).double()
+    assert torch.allclose(kept.forward(v), J @ v)
+    assert torch.allclose(kept.transposed(w), J.T @ w)
+    assert torch.allclose(kept.normal(v), J.T @ (J @ v))
 
 
 def test_a_sketch_of_no_fewer_rows_is_exact(rng, x):
@@ -114,10 +135,10 @@ def test_what_the_sketch_does_not_cover_has_its_mean_curvature(rng):
 
 
 def test_a_sketch_is_kept_while_it_serves_and_made_anew_where_it_does_not(curved, x):
-    good = MatrixFree(curved, alone(curved), 12, 12, 4)
+    good = MatrixFree(alone(curved), alone(curved), 12, 12, 4)
     good(x).step(1e-3)
     assert good.anchor is x
-    poor = MatrixFree(curved, alone(lambda x: torch.ones_like(x) @ x + curved(x) * 0.0), 12, 12, 4, most=3)
+    poor = MatrixFree(alone(curved), alone(lambda x: torch.ones_like(x) @ x + curved(x) * 0.0), 12, 12, 4, most=3)
     poor(x).step(1e-9)
     assert poor.anchor is None
 
@@ -130,7 +151,7 @@ def test_a_valley_is_followed_to_its_end(curved, x):
     def residual(x):
         return curved(x) - goal.to(x)
 
-    state, system = LMState(x), MatrixFree(residual, alone(residual), 12, 12, 4)
+    state, system = LMState(x), MatrixFree(alone(residual), alone(residual), 12, 12, 4)
     for _ in range(25):
         if not state.ended:
             take_step(state, residual, system)
