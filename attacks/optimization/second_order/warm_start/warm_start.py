@@ -14,6 +14,7 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.levenberg_marquardt import Linearised
+from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, whole_model, whole_together
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
@@ -113,9 +114,7 @@ class WarmStart:
         x, together = self.plan.unknowns(point), whole_together(self.problem, len(point), self.task)
         if together is not None:
             return self._descend(self._residual, self._coarse, x, _same, together, steps, with_prior=with_prior)
-        assert self.plan.by_products is not None
-        residual = self._residual
-        system = self.plan.by_products(residual, self._coarse)
+        residual, system = self._residual, self._by_products
         enough = 2.0 * residual.floor
 
         def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
@@ -153,6 +152,12 @@ class WarmStart:
     def _coarse(self) -> Residual:
         """The same in float32."""
         return self._of_unknowns(self._coarse_logits, self.plan.coarse)
+
+    @cached_property
+    def _by_products(self) -> MatrixFree:
+        """One for all starts: what is a sketch of one image serves at others until it does not."""
+        assert self.plan.by_products is not None
+        return self.plan.by_products(self._residual, self._coarse)
 
     @cached_property
     def _coarse_logits(self) -> KnownLogits | None:
