@@ -163,9 +163,11 @@ def read_matrix(progress: MatrixProgress) -> Matrix:
 def describe_end(progress: MatrixProgress, unit: MatrixRun, end: UnitEnd) -> str:
     """`row mjp (training, seed 0): accuracy 91.2 %  (3/16 trainings, 21/112 cells, about 4 min left)`."""
     told = end.reason
-    if end.status == "done":
+    if end.status == "done" and unit.kind == TRAINING:
+        told = f"accuracy {percent(read_training(unit.folder, ())[0])}"  # its own: the row's is the mean over seeds
+    elif end.status == "done":
         row = _row(progress, next(entry for entry in progress.rows if entry.name == unit.row))
-        told = f"accuracy {percent(row.accuracy)}" if unit.kind == TRAINING else _describe_audit(row, unit.label)
+        told = _describe_audit(row, unit.label)
     words = "" if end.status == "done" else f"{end.status}, "
     trained, trainings = progress.trained()
     where = f"{trained}/{trainings} trainings, {progress.cells_done()}/{progress.cells_in_all} cells"

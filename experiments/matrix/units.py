@@ -71,6 +71,9 @@ class MatrixRun:
         what = f"seed {self.label}" if self.kind == TRAINING else f"{self.label} model"
         return f"row {self.row} ({self.kind}, {what})"
 
+    def __str__(self) -> str:
+        return self.title
+
     def on(self, engine: str) -> Self:
         """The run on the engine that `auto` was found to stand for."""
         simulation, client = {**self.config["simulation"], "engine": engine}, self.config["client"]

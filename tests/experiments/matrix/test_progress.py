@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.matrix.progress import MatrixProgress, read_matrix
+from experiments.matrix.progress import MatrixProgress, describe_end, read_matrix
 from experiments.matrix.rows import Asked
 from experiments.matrix.units import TRAINING, MatrixRun, UnitEnd
 from fedsim.bounds.robustness import blow_up
@@ -55,3 +55,20 @@ def test_without_a_theorem_of_every_seed_there_is_none(row):
     assert row(seed(0.5), None).gamma is None, "its training is still to come"
     assert row(seed(0.5), seed(float("inf"))).gamma is None
     assert row(None, None).gamma is None
+
+
+def test_the_line_of_a_training_has_its_own_accuracy_and_not_the_mean_over_seeds(tmp_path):
+    settings = {"defense": {}, "model": {}, "client": {"batch_size": 1}}
+    units = [MatrixRun("none", TRAINING, str(seed), tmp_path / str(seed), settings) for seed in range(2)]
+    for unit, accuracy in zip(units, (0.5, 0.9), strict=True):
+        unit.folder.mkdir()
+        json_lines.append_row(unit.folder / "metrics.jsonl", {"round": 1, "accuracy": accuracy})
+    ends = {unit: UnitEnd("done") for unit in units}
+    progress = MatrixProgress(SimpleNamespace(), tmp_path, [Asked("none", (), ())], (), units, ends=ends)
+    lines = [describe_end(progress, unit, ends[unit]) for unit in units]
+    assert ["accuracy 50.0 %" in lines[0], "accuracy 90.0 %" in lines[1]] == [True, True]
+
+
+def test_a_run_is_logged_by_its_title_and_not_by_all_of_its_settings(tmp_path):
+    unit = MatrixRun("mjp", TRAINING, "0", tmp_path, {"seed": 0})
+    assert str(unit) == "row mjp (training, seed 0)"
