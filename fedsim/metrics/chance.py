@@ -51,8 +51,11 @@ def accuracy_span(accuracies: Sequence[tuple[float, float | None]]) -> tuple[flo
 
 
 def chance_between(reach: float | None, other: float | None) -> float | None:
-    """The smallest difference that chance does not explain, of two figures that it moves so far."""
-    return None if reach is None or other is None else hypot(reach, other)
+    """The smallest difference that chance does not explain, of two shares that it moves so far; at most all of it, 1.
+
+    Student's t of two seeds that lie far apart goes beyond, where no two shares are.
+    """
+    return None if reach is None or other is None else min(hypot(reach, other), 1.0)
 
 
 def _errors(accuracies: Sequence[float], test_images: int | None) -> Iterator[tuple[float, float]]:

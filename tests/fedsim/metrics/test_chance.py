@@ -70,3 +70,6 @@ def test_of_both_the_larger_counts_and_two_figures_add_up() -> None:
     assert alike is not None
     assert chance_between(alike, 0.03) == pytest.approx(hypot(alike, 0.03))
     assert chance_between(alike, None) is None
+    apart = accuracy_reach([0.53, 0.80], 359)
+    assert apart > 1
+    assert chance_between(apart, 0.03) == 1.0, "no two shares differ by more"
