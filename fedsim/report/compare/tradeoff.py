@@ -51,9 +51,9 @@ def tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
         known = entry.defense, attack.attack, entry.name, entry.accuracy, entry.accuracy_error
         if attack.recognised is not None:
             shares.append(Trade(*known, attack.recognised))
-        if attack.mean_leaked is not None:
-            seen = attack.mean_psnr if attack.as_seen else None
-            likeness.append(Trade(*known, max(attack.mean_leaked, seen or 0.0)))
+        if attack.mean_capped is not None:
+            seen = attack.mean_seen_capped if attack.as_seen else None
+            likeness.append(Trade(*known, max(attack.mean_capped, seen or 0.0)))
     # Both list the same defenses in the same order, so that a colour means the same in both.
     names = list(dict.fromkeys(one.defense for one in [*shares, *likeness]))
     plots = {

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
-from fedsim.report.thresholds import GUESS_MARGIN
+from fedsim.report.thresholds import EXACT, GUESS_MARGIN
 from fedsim.report.wording import count, decibels
 
 GUESS, GREY = "the mean of public images", "mid-grey"
@@ -23,8 +23,9 @@ class Baseline:
     Attributes:
         psnr: mean in dB over those of the pictures for which there is one.
         name: what reached it.
-        gain: how many dB more the attack reaches on the same pictures, on average.
+        gain: how many dB more the attack reaches on the same pictures, on average; above `EXACT` counts as that.
         pictures, of: how many those are, and how many the attack was scored on.
+        capped: one of them lies above `EXACT`.
     """
 
     psnr: float
@@ -32,6 +33,7 @@ class Baseline:
     gain: float
     pictures: int
     of: int
+    capped: bool = False
 
 
 def needs_no_gradient(run: RecordedRun, attack: str) -> bool:
@@ -86,8 +88,9 @@ def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequenc
     for name, values in marks.items():
         known = {key: value for key, value in values.items() if value is not None and key in reached}
         if known:
-            gain = fmean(reached[key] - value for key, value in known.items())
-            found.append(Baseline(fmean(known.values()), name, gain, len(known), len(reached)))
+            gain = fmean(min(reached[key], EXACT) - min(value, EXACT) for key, value in known.items())
+            capped = any(max(reached[key], value) > EXACT for key, value in known.items())
+            found.append(Baseline(fmean(known.values()), name, gain, len(known), len(reached), capped))
     return min(found, key=lambda one: one.gain, default=None)
 
 
@@ -107,9 +110,10 @@ def against_guess(attack: str, baseline: Baseline) -> str:
     more = f"no more than that (within {GUESS_MARGIN:.0f} dB)"
     if abs(baseline.gain) > GUESS_MARGIN:
         more = f"{abs(baseline.gain):.1f} dB {'more' if baseline.gain > 0 else 'less'}"
+    counted = f", images above {EXACT:.0f} dB counted as {EXACT:.0f}" if baseline.capped else ""
     scored = count(baseline.of, "image")
     on = "" if baseline.pictures == baseline.of else f" on {baseline.pictures:,} of its {scored}"
     return (
         f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average{on}; {attack} reaches "
-        f"{more}{' there' if on else ''}."
+        f"{more}{' there' if on else ''}{counted}."
     )

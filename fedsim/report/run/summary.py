@@ -39,7 +39,8 @@ class AttackSummary:
         mean_recognisable: of those that can be recognised as the clients' own, against these.
         mean_leaked, min_psnr, max_psnr, success: against the clients' own pictures.
         means: by each other measure that is shown, against what the model saw and against the clients' own pictures.
-        mean_capped: as `mean_leaked`, a picture above `EXACT` counting as that: more is rounding.
+        mean_capped, mean_seen_capped: as `mean_leaked` and `mean_psnr`, a picture above `EXACT` counting as that: more
+            is rounding.
         success, seen_success: share of those with at least so many dB, by threshold, that are recognisable; a picture
             not rebuilt is a miss.
         certified_labels: of the certificates those of labels alone.
@@ -63,6 +64,7 @@ class AttackSummary:
     mean_recognisable: float | None
     mean_leaked: float | None
     mean_capped: float | None
+    mean_seen_capped: float | None
     min_psnr: float | None
     min_seen_psnr: float | None
     max_psnr: float | None
@@ -217,6 +219,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
     scored = [record for record in done if record.scored]
     values, pictures = _psnrs(done), _pictures(scored)
     images = [image for record in done for image in record.images]
+    seen = [image.psnr for image in images if image.psnr is not None]
     own = [image for record in done for image in record.pictures.values()]
     forms = [found for record in done for found in record.forms.values()]
     labelled = [record for record in done if record.label_share is not None]
@@ -235,12 +238,13 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         recognisable=sum(image.recognisable for image in own),
         as_seen=sum(any(image.as_seen for image in found) for found in forms),
         changed=any(image.changed for image in images),
-        mean_psnr=mean([image.psnr for image in images if image.psnr is not None]),
+        mean_psnr=mean(seen),
         mean_recognisable=mean([one.leaked for one in own if one.recognisable and one.leaked is not None]),
         mean_leaked=mean(values),
         mean_capped=mean([min(value, EXACT) for value in values]),
+        mean_seen_capped=mean([min(value, EXACT) for value in seen]),
         min_psnr=min(values, default=None),
-        min_seen_psnr=min((image.psnr for image in images if image.psnr is not None), default=None),
+        min_seen_psnr=min(seen, default=None),
         max_psnr=max(values, default=None),
         means={name: _means(name, images, own) for name in SHOWN},
         success=_shares([[image.leaked if image.recognisable else None] for image in own], pictures, values),

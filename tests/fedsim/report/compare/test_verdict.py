@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedsim.report.compare.runs import compare_runs
+from fedsim.report.compare.tradeoff import tradeoffs
 from fedsim.report.compare.verdict import judge_defenses
 from fedsim.report.render import build_comparison
 from fedsim.report.run.baseline import GUESS, against_guess, best_baseline, guessing, needs_no_gradient, reading
@@ -294,3 +295,17 @@ def test_accuracies_are_held_by_the_fewest_test_pictures(run: Any) -> None:
 def test_a_mean_just_below_is_not_rounded_up(run: Any) -> None:
     (verdict,) = judge_defenses([run("{}", {"a": [30.0]}), run("{d: {}}", {"a": [19.97]})])
     assert "the best result, 19.9 dB by a, stays below 20 dB" in verdict.sentence
+
+
+def test_one_exact_image_does_not_outweigh_the_others(run: Any) -> None:
+    """Eight images far below the guess and one exact one are not 1 dB better than the guess."""
+    found = run("{d: {}}", {"a": [4.0] * 8 + [160.0]}, guess=11.0)
+    baseline = best_baseline("a", found.attacks, [])
+    assert baseline is not None
+    assert baseline.gain == pytest.approx((8 * 4 + 60) / 9 - 11)
+    assert "a reaches no more than that (within 1 dB), images above 60 dB counted as 60." in against_guess(
+        "a", baseline
+    )
+    plots = dict(tradeoffs(compare_runs([found.path], found.path.parent, "one")))
+    chart = plots["How close they came"]
+    assert [row[-1] for row in chart.data.rows] == ["10.2 dB"], "and not 21.3 dB, above the line of recognisable ones"
