@@ -186,4 +186,6 @@ def _certificate(
     reason = (
         f"{count} masked patches: each patch is exact but for {count} directions, which are completed by smoothness"
     )
+    if (steps := observation.protocol.steps) > 1:
+        reason = f"{count} patches are masked in each of {steps} local steps, whose masks differ: no patch is exact"
     return Certificate("uncertified", reason, finite(values))

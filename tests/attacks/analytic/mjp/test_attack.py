@@ -114,3 +114,13 @@ def test_two_local_steps_of_one_image_each_are_two_images(images, refused):
         assert (result.status, result.reason) == ("refused", "2 images behind the update: at most 1 can be served")
     else:
         assert result.status == "done"
+
+
+def test_several_local_steps_have_masks_of_their_own_and_leave_no_patch_exact(photograph, rng, cpu):
+    observation, _, mask = photograph
+    steps = replace(observation, protocol=replace(observation.protocol, steps=3))
+    assert "each patch is exact but for" in MJPAdaptive().run(observation, rng, cpu).certificate.reason
+    told = MJPAdaptive().run(steps, rng, cpu).certificate.reason
+    assert (
+        told == f"{int(mask.sum())} patches are masked in each of 3 local steps, whose masks differ: no patch is exact"
+    )
