@@ -5,8 +5,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from hydra.utils import get_class
+from hydra.errors import InstantiationException
+from hydra.utils import get_class, instantiate
 
+from experiments.cli.errors import config_error
 from experiments.cli.machine import cores
 from experiments.engine.ray_only import needs_ray
 from fedsim.errors import ConfigError
@@ -33,6 +35,20 @@ def check_strategy(strategy: Any, num_clients: int) -> None:
         at_least(0)(f"strategy.{key}", nodes)
         if nodes > num_clients:
             raise ConfigError(f"strategy.{key}", nodes, f"at most num_clients={num_clients}")
+
+
+def build_strategy(settings: Mapping[str, Any]) -> Any:
+    """Flower's strategy. Raises ConfigError for settings that it refuses; it names them in backquotes, if at all."""
+    try:
+        return instantiate(settings, _recursive_=False, _convert_="all")
+    except InstantiationException as error:
+        if (known := config_error(error)) is not None:
+            raise known from error
+        reason = " ".join(str(error.__cause__ or error).split())
+        for key, value in settings.items():
+            if f"`{key}`" in reason:
+                raise ConfigError(f"strategy.{key}", value, fault=reason) from error
+        raise ConfigError("strategy", str(settings["_target_"]).rpartition(".")[2], fault=reason) from error
 
 
 def check_federated(config: RunConfig) -> None:

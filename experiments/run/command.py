@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
-from hydra.utils import instantiate
 from jaxtyping import Int
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from experiments.cli.logs import log_to
 from experiments.cli.places import refuse_used
 from experiments.cli.progress import Bars
 from experiments.cli.validation import (
+    build_strategy,
     check_federated,
     check_history,
     check_observed,
@@ -92,7 +92,7 @@ def run_federated(
     if not resumed:
         refuse_used(root)
     say_doing("reading the data, building the model")
-    strategy = instantiate(config.strategy, _recursive_=False, _convert_="all")
+    strategy = build_strategy(config.strategy)
     check_strategy(strategy, config.num_clients)
     setup = prepare(config)
     check_observed(config, setup.sums)
