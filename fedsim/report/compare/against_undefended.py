@@ -8,7 +8,6 @@ from typing import Literal
 
 from fedsim.metrics.chance import clearly_fewer
 from fedsim.report.compare.pooling import PooledRuns
-from fedsim.report.run.images.counts import Counts
 
 Finding = Literal["less", "no less", "chance", "few", "nothing to stop", "unmatched", "untested", "unknown"]
 
@@ -35,10 +34,10 @@ def compare(pool: PooledRuns, plain: PooledRuns | None, plains: Sequence[PooledR
 
     Returns:
         `less`: a smaller share is, of the different images by more than chance. `no less`: no smaller one is, of
-        enough images to have shown it. `chance`: a smaller one is, and chance explains it. `few`: of so few images
-        nothing could have shown it. `nothing to stop`: none is without the defense either. `unmatched`: attacks that
-        ran on one side alone make the difference. `untested`: an attack that may break the defense failed on it or was
-        not tried. `unknown`: nothing was measured, with the defense or without it.
+        enough images to have shown it. `chance`: a smaller one is, and chance explains it. `few`: of so few images,
+        or updates, nothing could have shown it. `nothing to stop`: none is without the defense either. `unmatched`:
+        attacks that ran on one side alone make the difference. `untested`: an attack that may break the defense failed
+        on it or was not tried. `unknown`: nothing was measured, with the defense or without it.
     """
     if plain is None:
         return "unknown"
@@ -56,22 +55,29 @@ def _by_counts(pool: PooledRuns, plain: PooledRuns) -> Finding:
     if not there.recognisable:
         if not here.recognisable:
             return "nothing to stop"
-        more = clearly_fewer(there.recognisable, there.images, here.recognisable, here.images)
-        return "no less" if more else "few"
+        return "no less" if _fewer(0, plain, pool) else "few"
     observed, plainly = pool.leakage, plain.leakage
     as_large = (
         observed.shown * plainly.pictures >= plainly.shown * observed.pictures
         or here.recognisable * there.images >= there.recognisable * here.images
     )
-    if not as_large and _fewer(here.recognisable, here, there):
+    if not as_large and _fewer(here.recognisable, pool, plain):
         return "less"
-    if not _fewer(0, here, there):
+    if not _fewer(0, pool, plain):
         return "few"
     return "no less" if as_large else "chance"
 
 
-def _fewer(shown: int, here: Counts, there: Counts) -> bool:
-    return clearly_fewer(shown, here.images, there.recognisable, there.images)
+def independent(pool: PooledRuns) -> int:
+    """Different images, and no more of them than updates: those behind one share its noise, its mask and its search."""
+    return min(pool.leakage.counts.images, pool.leakage.observations)
+
+
+def _fewer(shown: int, pool: PooledRuns, plain: PooledRuns) -> bool:
+    """Whether a share of so many shown lies below the other pool's, each rounded against that."""
+    here, there = pool.leakage.counts, plain.leakage.counts
+    of, other = independent(pool), independent(plain)
+    return clearly_fewer(-(-shown * of // here.images), of, there.recognisable * other // there.images, other)
 
 
 def _same_by_both(pool: PooledRuns, plain: PooledRuns) -> bool:

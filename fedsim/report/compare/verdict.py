@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.metrics.chance import chance_between
-from fedsim.report.compare.against_undefended import Finding, compare, held_against, measured, unended
+from fedsim.report.compare.against_undefended import Finding, compare, held_against, independent, measured, unended
 from fedsim.report.compare.pooling import PooledRuns, pool_runs
 from fedsim.report.compare.settings import Settings, defense_name, own_settings
 from fedsim.report.level import Level, with_theorem
@@ -118,7 +118,7 @@ def _comparison(pool: PooledRuns, plain: PooledRuns, found: Finding) -> str:
         "less": f"Leaks less than undefended: {numbers}.",
         "no less": f"Leaks no less than undefended: {numbers}.",
         "chance": f"Chance may explain the difference from undefended: {numbers}.",
-        "few": f"Too few different images to tell whether it leaks less than undefended: {numbers}.",
+        "few": f"Too few {_units(pool, plain)} to tell whether it leaks less than undefended: {numbers}.",
         "nothing to stop": f"These attacks give it nothing to stop: {numbers}; stronger ones may tell.",
         "unmatched": f"Not comparable with undefended, where other attacks came to an end: {numbers}.",
         "untested": (
@@ -127,6 +127,12 @@ def _comparison(pool: PooledRuns, plain: PooledRuns, found: Finding) -> str:
         ),
     }
     return sentences[found]
+
+
+def _units(pool: PooledRuns, plain: PooledRuns) -> str:
+    """What there is too little of."""
+    batches = any(independent(one) < one.leakage.counts.images for one in (pool, plain))
+    return "updates" if batches else "different images"
 
 
 def _at_odds(pool: PooledRuns, beyond_guess: int) -> dict[str, None]:

@@ -82,17 +82,17 @@ def test_pictures_that_are_not_listed_count_too(write_run: Any, records: Any) ->
 
 def test_chance_is_judged_by_pictures_and_not_by_their_forms(write_run: Any, records: Any) -> None:
     """5 of 8 pictures instead of all may be chance; 50 of 80 would not be."""
-    plain = [records.image(20.4, f"p{k}") for k in range(8)]
-    defended = [
-        image for k in range(8) for image in forms(records, f"p{k}", 20.4 if k < 5 else 19.9, [9.0] * 10, guess_psnr=k)
-    ]
+    plain = [[records.image(20.4, f"p{k}")] for k in range(8)]
+    defended = [forms(records, f"p{k}", 20.4 if k < 5 else 19.9, [9.0] * 10, guess_psnr=k) for k in range(8)]
     runs = [
         read_run(
             write_run(
-                [records.attack(1, 0, *images, batch_size=8)], config=CONFIG.replace("{defense}", defense), name=name
+                [records.attack(1, k, *images) for k, images in enumerate(updates)],
+                config=CONFIG.replace("{defense}", defense),
+                name=name,
             )
         )
-        for name, defense, images in (("plain", "{}", plain), ("defended", "{mjp: {}}", defended))
+        for name, defense, updates in (("plain", "{}", plain), ("defended", "{mjp: {}}", defended))
     ]
     (found,) = judge_defenses(runs)
     assert found.comparison.startswith("Chance may explain the difference from undefended: 5 of 8 images recognisable")

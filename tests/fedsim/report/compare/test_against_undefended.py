@@ -131,3 +131,29 @@ def test_what_was_not_measured_is_not_compared(run: Any, found: Any) -> None:
     assert verdict.comparison == "Not compared with undefended: no image was measured on it."
     (verdict,) = judge_defenses([run("{}", {"a": found}), run("{d: {}}", {"a": [12.0, 12.0]})])
     assert verdict.comparison == "Not compared with undefended: no image was measured without the defense."
+
+
+@pytest.mark.parametrize(
+    ("updates", "told"),
+    [
+        (1, "Too few updates to tell whether it leaks less than undefended: 0 of 8 images"),
+        (2, "Too few updates to tell whether it leaks less than undefended: 0 of 8 images"),
+        (4, f"{LESS}0 of 8 images"),
+        (8, f"{LESS}0 of 8 images"),
+    ],
+)
+def test_images_of_one_update_are_no_evidence_of_their_own(run: Any, updates: int, told: str) -> None:
+    """They share its noise and its search: of two updates on each side, both rebuilt or neither, chance is 1 of 6."""
+
+    def in_batches(found: Any) -> Any:
+        size = len(found.attacks) // updates
+        batches = [found.attacks[place : place + size] for place in range(0, len(found.attacks), size)]
+        whole = [
+            replace(ones[0], images=tuple(image for one in ones for image in one.images), batch_size=size)
+            for ones in batches
+        ]
+        return replace(found, attacks=tuple(whole))
+
+    runs = [in_batches(one) for one in (run("{}", {"a": [70.0] * 8}), run("{d: {}}", {"a": [12.0] * 8}))]
+    (verdict,) = judge_defenses(runs)
+    assert verdict.comparison.startswith(told)
