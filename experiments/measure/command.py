@@ -114,6 +114,7 @@ def measure_subject(subject: Subject, config: MeasureConfig, progress: PassesBar
         "defenses": list(subject.defenses.defenses),
         "pictures": len(subject.pictures),
         "top1": top1(clean, subject.pictures.labels),
+        "classes_named": len(clean.logits.argmax(1).unique()),
         "loss": float(F.cross_entropy(clean.logits.double(), subject.pictures.labels)),
         "features": _features(subject, clean),
         "notes": notes,

@@ -25,8 +25,12 @@ def findings(measures: Record) -> list[str]:
 
 
 def cautions(measures: Record) -> list[str]:
-    """How far chance moves a share of so few test images; nothing where there are enough."""
+    """What models of one class for all say nothing of, and how far chance moves a share of few test images."""
+    constant = list(dict.fromkeys(run["name"] for run in measures["runs"] if at(run, "classes_named") == 1))
     sentences = []
+    if constant:
+        who = f"{listed(constant)} {'names' if len(constant) == 1 else 'name'}"
+        sentences.append(f"{who} one class for all test images: that these keep it says nothing of the patches.")
     for what, keys in (("test image", ("pictures",)), ("corrupted test image", ("corruptions", "pictures"))):
         least = min((number for run in measures["runs"] if (number := at(run, *keys))), default=FEW_TEST_IMAGES)
         if least < FEW_TEST_IMAGES:

@@ -135,6 +135,7 @@ def test_a_run_of_fedsim_itself(fedsim_measure, command, tmp_path, no_figures):
     assert code == 0, err
     (run,) = json.loads((tmp_path / "out" / "measures.json").read_text())["runs"]
     assert run["top1"] == pytest.approx(reported[-1]["accuracy"])
+    assert 1 <= run["classes_named"] <= 10
     assert run["round"] == 2
 
 

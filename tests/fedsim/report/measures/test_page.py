@@ -126,6 +126,12 @@ def test_the_first_sentence_says_what_was_found_and_what_few_images_leave_open()
     assert cautions(measures(run(corruptions=None))) == []
 
 
+def test_a_model_of_one_class_for_all_says_nothing_of_its_patches():
+    """It keeps the class of every shuffled image, as 100 % told of an untrained one."""
+    told = cautions(measures(run(classes_named=1, corruptions=None), run("mjp", classes_named=4, corruptions=None)))
+    assert told == ["baseline names one class for all test images: that these keep it says nothing of the patches."]
+
+
 @pytest.mark.parametrize(
     ("low", "high", "least", "span"),
     [(40.0, 60.0, 10.0, (40.0, 60.0)), (99.0, 104.0, 10.0, (90.0, 100.0)), (-2.0, 3.0, 10.0, (0.0, 10.0)),
