@@ -42,6 +42,9 @@ class _Queued:
     lost: AttackResult
     truth: GroundTruth | None = field(repr=False)
 
+    def __str__(self) -> str:
+        return f"{self.lost.attack} on {self.lost.observation}"
+
 
 class AttackScheduler(ABC):
     """Runs every configured attack on every observation submitted.

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedsim.result import AttackResult
 from fedsim.simulation.actor_pool import ActorPool
 from fedsim.simulation.placement import Request
 from server.attack_queue import scheduling
@@ -290,3 +291,8 @@ def test_frames_are_scored_as_the_result_was_matched(run, tmp_path):
         for image, curve in zip(scores.images, scores.frames, strict=True):
             assert curve[-1] == pytest.approx(image.psnr)
             assert curve[0] > curve[-1]
+
+
+def test_a_dead_workers_attack_is_named_and_not_its_record():
+    lost = AttackResult("round-00001-client-00002", "dlg", "failed")
+    assert str(scheduling._Queued(lost, None)) == "dlg on round-00001-client-00002"
