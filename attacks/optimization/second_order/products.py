@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +16,10 @@ TOLERANCE, BEND_TOLERANCE = 1e-2, 3e-2
 """Of the preconditioned right-hand side, at which a step's system counts as solved, and that of what bends it."""
 SLACK = 2.0
 """Times the tolerance, within which what is left of a system solved in float32 must be in float64."""
-MOST = 100
-"""Iterations of one step; where they do not do, the sketch is of too far away. It costs as much as hundreds of them."""
+MOST = 300
+"""Iterations of one step; where they do not do, the sketch is of too far away."""
+WORTH = 0.3
+"""Iterations that a sketch costs for each of its coordinates, about: when it has taken more, another is made."""
 
 
 class MatrixFree:
@@ -32,6 +35,7 @@ class MatrixFree:
         anchor: where the sketch in use was made; None where the next point makes one.
         ridge: curvature that rows of the residual have which are not in `coarse`: alike along all coordinates.
         rough: whether products of `coarse` have solved every system since the sketch in use was made.
+        spent: iterations since then.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class MatrixFree:
         self.anchor: Tensor | None = None
         self.ridge = 0.0
         self.rough = True
+        self.spent = 0
         self._sketch: Sketch | None = None
 
     def __call__(self, x: Float[Tensor, " unknowns"]) -> "Products":
@@ -60,12 +65,17 @@ class MatrixFree:
         self.residual, self.ridge = residual, weight
         return self
 
+    def again(self) -> "MatrixFree":
+        """One of its own that begins with the sketch in use."""
+        system = copy(self)
+        system.rough, system.spent = True, 0
+        return system
+
     def sketch(self, x: Float[Tensor, " unknowns"]) -> Sketch:
         if self.anchor is None:
-            self.anchor, self._sketch = x, None
+            self.anchor, self._sketch, self.rough, self.spent = x, None, True, 0
         if self._sketch is None:
             self._sketch = sketch(self.coarse, self.anchor.float(), self.active, self.first, self.together)
-            self.rough = True
         return self._sketch
 
 
@@ -85,8 +95,9 @@ class Products:
     def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:
         shift = damping * (self._sketch.scale + self._ridge)
         step, left, iterations = self._solve(shift, -self._slope, self._system.tolerance)
-        if iterations >= self._system.most:
-            self._system.anchor = None
+        system = self._system
+        if iterations >= system.most or system.spent > max(system.most, WORTH * system.first):
+            system.anchor = None
         curved = -self._slope - shift * step - left
         return padded(step, len(self._x)), -float(2.0 * self._slope @ step + step @ curved)
 
@@ -99,6 +110,13 @@ class Products:
         return bent, float(bent.norm() / step.norm())
 
     def _solve(
+        self, shift: float, right: Float[Tensor, " active"], tolerance: float
+    ) -> tuple[Float[Tensor, " active"], Float[Tensor, " active"], int]:
+        found, left, iterations = self._solved(shift, right, tolerance)
+        self._system.spent += iterations
+        return found, left, iterations
+
+    def _solved(
         self, shift: float, right: Float[Tensor, " active"], tolerance: float
     ) -> tuple[Float[Tensor, " active"], Float[Tensor, " active"], int]:
         """In float32 first on a CPU, which takes half the time, and from there in float64 if that has not done."""
@@ -116,7 +134,7 @@ class Products:
         )
         left = right - product(found)
         size, whole = float(left @ better(left)), float(right @ better(right))
-        if size <= (SLACK * tolerance) ** 2 * whole:
+        if size <= (SLACK * tolerance) ** 2 * whole or (rough >= self._system.most and size < whole):
             return found, left, rough
         self._system.rough = False
         if not size < whole:

@@ -359,6 +359,8 @@ class _VictimSearch:
         record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
         record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
         record |= {"ended": state.ended, "starts": self.near_steps}
+        if isinstance(linearised, MatrixFree):
+            record |= {"rough": linearised.rough, "spent": linearised.spent}
         record |= {"ends": [end.cost for end in self.ends], "directions": self.plan.directions}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
         self.task.session.save(tensors, record)
@@ -379,5 +381,6 @@ class _VictimSearch:
         linearised = self.plan.stages[self.stage].linearised
         if "anchor" in tensors and isinstance(linearised, MatrixFree):
             linearised.anchor = tensors["anchor"].to(self.task.device)
+            linearised.rough, linearised.spent = record.get("rough", True), record.get("spent", 0)
         self.ends = [End(c, tensors[f"end/{i}"].to(self.task.device)) for i, c in enumerate(record["ends"])]
         self.frames = [Frame(s, tensors[f"frame/{i}"], v) for i, (s, v) in enumerate(record["frames"])]

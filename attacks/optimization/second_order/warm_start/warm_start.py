@@ -89,7 +89,7 @@ class WarmStart:
         ends: list[Float[Tensor, " n"]] = []
         noisy = self.plan.stages[-1].residual.before is not None
         for place, point in enumerate(points):
-            end, enough = self._towards(point, RACE, with_prior=1.0)
+            end, enough = self._towards(point, RACE, 1.0, self._by_products)
             if enough and not noisy:
                 return [end, *ends, *points[place + 1 :]]
             ends.append(end)
@@ -103,18 +103,22 @@ class WarmStart:
         """
         if self._as_it_is:
             return point
-        end, enough = self._towards(point, self.steps, WITH_PRIOR)
+        system = None if self._by_products is None else self._by_products.again()
+        end, enough = self._towards(point, self.steps, WITH_PRIOR, system)
         return end if enough or not self.plan.whole else point
 
     @property
     def _as_it_is(self) -> bool:
         return bool(self.problem.later) or not isinstance(self.problem.space, PixelSpace)
 
-    def _towards(self, point: Float[Tensor, " n"], steps: int, with_prior: float) -> tuple[Float[Tensor, " n"], bool]:
+    def _towards(
+        self, point: Float[Tensor, " n"], steps: int, with_prior: float, system: MatrixFree | None
+    ) -> tuple[Float[Tensor, " n"], bool]:
         x, together = self.plan.unknowns(point), whole_together(self.problem, len(point), self.task)
         if together is not None:
             return self._descend(self._residual, self._coarse, x, _same, together, steps, with_prior=with_prior)
-        residual, system = self._residual, self._by_products
+        assert system is not None
+        residual = self._residual
         enough = 2.0 * residual.floor
 
         def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
@@ -154,10 +158,9 @@ class WarmStart:
         return self._of_unknowns(self._coarse_logits, self.plan.coarse)
 
     @cached_property
-    def _by_products(self) -> MatrixFree:
-        """One for all starts: what is a sketch of one image serves at others until it does not."""
-        assert self.plan.by_products is not None
-        return self.plan.by_products(self._residual, self._coarse)
+    def _by_products(self) -> MatrixFree | None:
+        """One for all in a race: the sketch of one public image serves at others. None where J is whole."""
+        return None if self.plan.by_products is None else self.plan.by_products(self._residual, self._coarse)
 
     @cached_property
     def _coarse_logits(self) -> KnownLogits | None:
