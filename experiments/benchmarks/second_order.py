@@ -83,7 +83,7 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
     from attacks.optimization.second_order.posterior import LEAPS
     from attacks.optimization.second_order.products import KeptProducts
     from attacks.optimization.second_order.residual import make_residuals
-    from attacks.optimization.second_order.sketch import gram, sketch
+    from attacks.optimization.second_order.sketch import Sketch, gram, sketch
     from attacks.optimization.second_order.stages import MOST_WHOLE, PARTS, most_together
     from attacks.positions import of_images
 
@@ -110,12 +110,12 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
         with torch.no_grad():
             return jacobian_product(residual, x, v)
 
-    kept = KeptProducts(residual.pieces(), x, len(x))
+    kept, rough = KeptProducts(residual.pieces(), x, len(x)), KeptProducts(coarse.pieces(), x.float(), len(x))
     calls: dict[str, Callable[[], object]] = {
         "training step": step, "gradient of ‖r‖²": back, "Jacobian-vector, forward mode": forward,
         "J kept": lambda: KeptProducts(residual.pieces(), x, len(x)),
         "Jacobian-vector": lambda: kept.forward(v), "vector-Jacobian": lambda: kept.transposed(kept.value),
-        "Gauss-Newton": lambda: kept.normal(v),
+        "Gauss-Newton": lambda: kept.normal(v), "Gauss-Newton, float32": lambda: rough.normal(v.float()),
     }  # fmt: skip
     floors = {name: _flops(call) for name, call in calls.items()}
     if device.type == "cuda":
@@ -138,6 +138,14 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
         name = f"sketch of {first} coordinates"
         calls[name] = lambda: sketch(coarse.pieces(), x.float(), first, first, most_together(device))
         floors[name] = first * floors["Jacobian-vector, forward mode"]
+        rows = torch.randn(len(x), 2 * len(x), dtype=torch.float64, device=device)
+        normal = gram(rows) / len(x)
+        calls |= {
+            "preconditioner at one damping, inverse": lambda: Sketch(normal, 1.0).by_inverse(1e-3),
+            "at every damping, spectrum": lambda: Sketch(normal, 1.0).by_spectrum(1e-3),
+        }
+        floors |= {"preconditioner at one damping, inverse": float(len(x)) ** 3}
+        floors |= {"at every damping, spectrum": float(len(x)) ** 3 * 9.0}
     return calls, {name: floor / floors["training step"] for name, floor in floors.items()}
 
 

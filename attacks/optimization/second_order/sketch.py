@@ -63,14 +63,15 @@ class Sketch:
         On a CPU by the spectrum, which takes as long as six inverses, once; a GPU inverts faster.
         """
         first = len(self.normal)
-        solve = self._by_spectrum(damping) if self.normal.device.type == "cpu" else self._by_inverse(damping)
+        solve = self.by_spectrum(damping) if self.normal.device.type == "cpu" else self.by_inverse(damping)
 
         def apply(v: Float[Tensor, " active"]) -> Float[Tensor, " active"]:
             return torch.cat([solve(v[:first]), v[first:] / (self.rest + damping)])
 
         return apply
 
-    def _by_spectrum(self, damping: float) -> Callable[[Tensor], Tensor]:
+    def by_spectrum(self, damping: float) -> Callable[[Tensor], Tensor]:
+        """Over the first coordinates: whatever the damping, by the same spectrum."""
         values, vectors = self._spectrum
         inverse = 1.0 / (values.clamp(min=0.0) + damping)
         return lambda v: vectors @ (inverse * (v @ vectors))
@@ -80,7 +81,8 @@ class Sketch:
         values, vectors = torch.linalg.eigh(self.normal)
         return values, vectors
 
-    def _by_inverse(self, damping: float) -> Callable[[Tensor], Tensor]:
+    def by_inverse(self, damping: float) -> Callable[[Tensor], Tensor]:
+        """The same by an inverse, for this damping alone."""
         factor = torch.linalg.cholesky(self.normal + damping * torch.eye(len(self.normal)).to(self.normal))
         inverse = torch.cholesky_inverse(factor)
         return lambda v: inverse @ v

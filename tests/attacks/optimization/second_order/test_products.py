@@ -110,6 +110,8 @@ def test_a_sketch_of_fewer_rows_is_within_a_factor(rng):
     assert torch.allclose(
         found.inverse(0.5)(exact[0]), torch.linalg.solve(found.normal + 0.5 * torch.eye(40), exact[0])
     )
+    for solve in (found.by_spectrum(0.5), found.by_inverse(0.5)):
+        assert torch.allclose(solve(exact[0]), torch.linalg.solve(found.normal + 0.5 * torch.eye(40), exact[0]))
 
 
 def test_a_sketch_of_tensors_is_that_of_all_their_numbers_in_a_row(rng, x):
@@ -141,6 +143,51 @@ def test_a_sketch_is_kept_while_it_serves_and_made_anew_where_it_does_not(curved
     poor = MatrixFree(alone(curved), alone(lambda x: torch.ones_like(x) @ x + curved(x) * 0.0), 12, 12, 4, most=3)
     poor(x).step(1e-9)
     assert poor.anchor is None
+    dear = MatrixFree(alone(curved), alone(curved), 12, 12, 4, most=60)
+    dear(x).step(1e-3)
+    assert 0 < dear.spent <= 60
+    dear.spent = 60
+    dear(x).step(1e-3)
+    assert dear.anchor is None
+    dear(2.0 * x)
+    assert torch.equal(dear.anchor, 2.0 * x)
+    assert dear.spent == 0
+
+
+def test_another_system_begins_with_the_sketch_in_use(curved, x):
+    first = MatrixFree(alone(curved), alone(curved), 12, 12, 4)
+    first(x).step(1e-3)
+    first.rough = False
+    second = first.again()
+    assert second(2.0 * x)._sketch is first(x)._sketch
+    assert (second.rough, second.spent) == (True, 0)
+    second.anchor = None
+    assert second(2.0 * x)._sketch is not first(x)._sketch
+
+
+def test_what_float32_does_not_solve_is_solved_in_float64(curved, x):
+    r, J = curved(x), jacobian(curved, x)
+    for tolerance, rough in ((1e-2, True), (1e-12, False)):
+        system = MatrixFree(alone(curved), alone(curved), 12, 12, 4, tolerance, most=60)
+        model = system(x)
+        step, _ = model.step(1e-3)
+        shift = 1e-3 * float(model._sketch.scale)
+        left = J.T @ (J @ step + r) + shift * step
+        better = model._sketch.inverse(shift)
+        size, whole = float(left @ better(left)), float((J.T @ r) @ better(J.T @ r))
+        assert size <= (2.0 * tolerance) ** 2 * whole
+        assert system.rough is rough
+
+
+def test_of_float32_without_any_sense_nothing_is_kept(curved, x):
+    """The step is that of float64 alone."""
+    nonsense = alone(lambda x: -3e4 * curved(x) ** 2 if x.dtype == torch.float32 else curved(x))
+    system = MatrixFree(alone(curved), nonsense, 12, 12, 4, tolerance=1e-10, most=60)
+    model, r, J = system(x), curved(x), jacobian(curved, x)
+    step, _ = model.step(1e-3)
+    shift = 1e-3 * float(model._sketch.scale) * torch.eye(12, dtype=torch.float64)
+    assert torch.allclose(step, -torch.linalg.solve(J.T @ J + shift, J.T @ r), rtol=1e-6)
+    assert not system.rough
 
 
 def test_a_valley_is_followed_to_its_end(curved, x):
