@@ -58,7 +58,8 @@ class WarmStart:
         times = {"public": 1, "any_order": MORE_STEPS if self.plan.whole else 0}
         steps = [times.get(kind, 0) * self.steps for kind in kinds]
         if "public" in kinds:
-            steps[list(kinds).index("public")] += RACERS * RACE
+            rounds = 1 if self.plan.whole else RACERS.bit_length() - 1
+            steps[list(kinds).index("public")] += RACERS * RACE * rounds
         return steps
 
     @property
@@ -82,19 +83,27 @@ class WarmStart:
     def race(self, points: Sequence[Float[Tensor, " n"]]) -> list[Float[Tensor, " n"]]:
         """A few steps from each, the one that then explains the most first; as they are for several rounds.
 
+        Where J is not whole the better half goes on by twice as many steps, until one is left (successive halving,
+        Jamieson and Talwalkar 2016): the first steps do not tell there which start ends at the image.
+
         One that explains enough ends the race, but behind noise, where a wrong image may: the others stay as they are.
         """
         if self._as_it_is or len(points) == 1:
             return list(points)
-        ends: list[Float[Tensor, " n"]] = []
         noisy = self.plan.stages[-1].residual.before is not None
-        for place, point in enumerate(points):
-            end, enough = self._towards(point, RACE, 1.0, self._by_products)
-            if enough and not noisy:
-                return [end, *ends, *points[place + 1 :]]
-            ends.append(end)
-        costs = self.costs(torch.stack(ends))
-        return [ends[int(place)] for place in costs.argsort(stable=True)]
+        field, out, steps = list(points), list[Tensor](), RACE
+        while True:
+            ends: list[Float[Tensor, " n"]] = []
+            for place, point in enumerate(field):
+                end, enough = self._towards(point, steps, 1.0, self._by_products)
+                if enough and not noisy:
+                    return [end, *ends, *field[place + 1 :], *out]
+                ends.append(end)
+            ends = [ends[int(place)] for place in self.costs(torch.stack(ends)).argsort(stable=True)]
+            half = max(1, len(ends) // 2)
+            if self.plan.whole or half == 1:
+                return [*ends, *out]
+            field, out, steps = ends[:half], [*ends[half:], *out], 2 * steps
 
     def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.

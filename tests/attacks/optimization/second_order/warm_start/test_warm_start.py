@@ -68,6 +68,25 @@ def test_a_race_tells_which_point_comes_near(images, memory_gib, cpu):
     assert len(steps) == 2 * RACE
 
 
+@pytest.mark.parametrize(("memory_gib", "race"), [(4.0, [3] * 8), (0.025, [3] * 8 + [6] * 4 + [12] * 2)])
+def test_the_better_half_goes_on_where_j_is_not_whole(images, memory_gib, race, cpu, monkeypatch):
+    """The second start falls more slowly at first, and further: it wins where there is time."""
+    taken: list[int] = []
+
+    def towards(self, point, steps, with_prior, system):
+        taken.append(steps)
+        cost, fall, *rest = point.tolist()
+        return torch.tensor([cost * fall**steps, fall, *rest]), False
+
+    monkeypatch.setattr(WarmStart, "_towards", towards)
+    monkeypatch.setattr(WarmStart, "costs", lambda self, points: points[:, 0])
+    points = [torch.tensor([1.0, 0.8]), torch.tensor([2.0, 0.7]), *(torch.tensor([5.0 + k, 0.9]) for k in range(6))]
+    ends = warm_start_of(images, memory_gib, cpu).race(points)
+    assert taken == race
+    assert len(ends) == 8
+    assert ends[0][1] == pytest.approx(0.8 if memory_gib == 4.0 else 0.7)
+
+
 def test_a_point_that_explains_enough_ends_the_race(images, cpu):
     steps: list[float] = []
     warm_start = warm_start_of(images, 4.0, cpu, steps.append, width=48)
@@ -94,3 +113,4 @@ def test_behind_noise_all_race(images, cpu):
 def test_the_race_counts_before_the_first_public_image(images, cpu):
     kinds = ["mean", "public", "public", "any_order"]
     assert warm_start_of(images, 4.0, cpu).steps_of(kinds) == [0, 30 + RACERS * RACE, 30, 60]
+    assert warm_start_of(images, 0.025, cpu).steps_of(kinds) == [0, 30 + 3 * RACERS * RACE, 30, 0]
