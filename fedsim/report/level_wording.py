@@ -11,7 +11,7 @@ from fedsim.report.level import BROKEN_BY_CHANCE, Level, by_chance
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.run.images.leakage import Leakage
 from fedsim.report.run.summary import AttackSummary
-from fedsim.report.thresholds import FEW_OBSERVED_IMAGES, FEW_TEST_IMAGES, GUESS_MARGIN, RECOGNISABLE
+from fedsim.report.thresholds import FEW_OBSERVED_IMAGES, FEW_SEEDS, FEW_TEST_IMAGES, GUESS_MARGIN, RECOGNISABLE
 from fedsim.report.wording import below, count, decibels, listed, percent
 
 TAGS: Mapping[Level, str] = {"broken": "Broken", "proven": "Proven", "open": "Open", "not tested": "Not tested"}
@@ -77,6 +77,12 @@ def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str
     if not accuracies or test_images is None or test_images >= FEW_TEST_IMAGES:
         return ""
     return f"{count(test_images, 'test image')}: ± {100 * (reach or 0.0):.0f} points"
+
+
+def few_seeds(*accuracies: Sequence[float]) -> str:
+    """`2 seeds are too few to tell`, of several figures by the one of fewest seeds; empty where there are enough."""
+    least = min(map(len, accuracies))
+    return f"{count(least, 'seed')} {'is' if least == 1 else 'are'} too few to tell" if least < FEW_SEEDS else ""
 
 
 def nothing_learned(who: str, guess: float | None) -> str:

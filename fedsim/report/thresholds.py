@@ -25,6 +25,10 @@ FEW_OBSERVED_IMAGES = 20
 FEW_TEST_IMAGES = 100
 """Test images below which a reader is told how far chance moves an accuracy."""
 
+FEW_SEEDS = 3
+"""Trainings below which accuracies that chance explains are not said to be alike: Student's t of two seeds is 14
+standard errors, and one seed tells nothing of others."""
+
 
 def bar(guess_psnr: float | None) -> float:
     """The dB from which an image is recognisable of which a guess without any gradient reaches `guess_psnr`."""

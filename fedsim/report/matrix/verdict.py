@@ -6,6 +6,7 @@ from fedsim.bounds.robustness import PROVEN_KAPPA
 from fedsim.bounds.robustness_wording import probability
 from fedsim.metrics.chance import accuracy_error, accuracy_reach, chance_between
 from fedsim.report.level import Level
+from fedsim.report.level_wording import few_seeds
 from fedsim.report.matrix.cells import Matrix, MatrixRow
 from fedsim.report.matrix.wording import counts_text, leakage_text
 from fedsim.report.wording import count, listed, percent
@@ -144,7 +145,9 @@ def _most_accurate(matrix: Matrix, rows: list[MatrixRow]) -> str:
     others = [row for row in kept if row is not best and _alike(best, row, matrix.test_pictures)]
     told = f"Of the open ones the most accurate is {best.name} with {percent(best.accuracy)}"
     if others:
-        told += f" ({count(len(others), 'other')} as accurate, as far as chance lets one tell)"
+        few, named = few_seeds(best.accuracies, *(row.accuracies for row in others)), count(len(others), "other")
+        alike = f"may be as accurate: {few}" if few else "as accurate, as far as chance lets one tell"
+        told += f" ({named} {alike})"
     if against is None or against.accuracy is None or best.accuracy is None:
         return f"{told}."
     told += f", against {percent(against.accuracy)} without a defense"
@@ -153,7 +156,8 @@ def _most_accurate(matrix: Matrix, rows: list[MatrixRow]) -> str:
         return f"{told}."
     margin = f"± {100 * within:.1f} points"
     if _alike(best, against, matrix.test_pictures):
-        return f"{told}: no more than chance explains ({margin})."
+        few = few_seeds(best.accuracies, against.accuracies)
+        return f"{told}: no more than chance explains ({margin}{f'; {few}' if few else ''})."
     return f"{told}: {100 * (best.accuracy - against.accuracy):+.1f} points ({margin} by chance)."
 
 

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from fedsim.metrics.chance import accuracy_reach, chance_between
+from fedsim.report.level_wording import few_seeds
 from fedsim.report.measures.records import Record, at, grouped, over_runs, point, ratios
 from fedsim.report.thresholds import FEW_TEST_IMAGES
 from fedsim.report.wording import count, listed, percent
@@ -90,4 +91,8 @@ def _apart(groups: Groups, found: Values) -> str:
     least, most = min(found.values(), key=fmean), max(found.values(), key=fmean)
     within = chance_between(accuracy_reach(least, images), accuracy_reach(most, images))
     explained = within is not None and fmean(most) - fmean(least) <= within
-    return f", no further apart than chance explains on {count(images, 'image')}" if explained else ""
+    if not explained:
+        return ""
+    # Models measured once are themselves what is asked about; those of several runs stand for a way of training.
+    few = few_seeds(least, most) if max(len(least), len(most)) > 1 else ""
+    return f", no further apart than chance explains on {count(images, 'image')}{f': {few}' if few else ''}"

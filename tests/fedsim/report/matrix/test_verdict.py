@@ -56,9 +56,21 @@ def test_a_difference_that_chance_explains_is_no_gain():
 
 
 def test_rows_that_are_as_accurate_within_the_error_are_counted():
-    (told,) = verdicts(matrix(NONE, row("a", 0.91, 11.0), row("b", 0.90, 11.0), row("c", 0.5, 11.0)))
+    a, b, c = ((mean - 0.01, mean, mean + 0.01) for mean in (0.91, 0.90, 0.5))
+    (told,) = verdicts(matrix(NONE, row("a", a, 11.0), row("b", b, 11.0), row("c", c, 11.0)))
     assert "Open: 3 of 3 defenses (recognisable images: a 0 of 8; b 0 of 8; c 0 of 8)" in told
     assert "a with 91.0 % (1 other as accurate, as far as chance lets one tell)" in told
+
+
+@pytest.mark.parametrize(("seeds", "few"), [(1, "1 seed is"), (2, "2 seeds are"), (3, "")])
+def test_too_few_seeds_are_not_said_to_be_alike(seeds, few):
+    """Student's t of two seeds is 14 standard errors: nearly all accuracies would be alike."""
+    a, b = ((0.72, 0.92, 0.82)[:seeds], (0.60, 0.80, 0.70)[:seeds])
+    rows = (row("none", a, 60.0, recognised=1.0, defended=False), row("a", a, 11.0), row("b", b, 11.0))
+    (told,) = verdicts(matrix(*rows, test_pictures=40))
+    alike = f"may be as accurate: {few} too few to tell" if few else "as accurate, as far as chance lets one tell"
+    assert f"(1 other {alike})" in told
+    assert (f"points; {few} too few to tell)." if few else " points).") in told
 
 
 def test_each_size_of_an_update_has_a_verdict_of_its_own_and_no_undefended_row_wins():

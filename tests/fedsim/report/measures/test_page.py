@@ -114,6 +114,11 @@ def test_the_first_sentence_says_what_was_found_and_what_few_images_leave_open()
     assert places.endswith("are off by 0.50 (baseline) and 0.50 (mjp); guessed, by 2.00 patches.")
     assert whole == "Accuracy on whole images: 50.0 % (baseline) and 90.0 % (mjp)."
     assert corrupted == "Errors on corrupted images: 45.0 % (baseline) and 45.0 % (mjp)."
+    twice = [run(name, top1=top1) for name in ("a", "b") for top1 in (0.5, 0.9)]
+    assert findings(measures(*twice))[2] == (
+        "Accuracy on whole images: 70.0 % (a) and 70.0 % (b), no further apart than chance explains on 100 images: "
+        "2 seeds are too few to tell."
+    )
     many = measures(*(run(f"m{k}", top1=k / 10, jigsaw=None) for k in (3, 1, 2, 5, 4)))
     assert findings(many)[1] == "Accuracy on whole images: 10.0 % (m1) to 50.0 % (m5)."
     assert findings(measures(run(jigsaw=None, position=None, corruptions=None))) == [
