@@ -14,7 +14,7 @@ from fedsim.report import wording
 from fedsim.report.draw.svg import SERIES
 from fedsim.report.matrix import wording as matrix_wording
 from fedsim.report.run.summary import THRESHOLDS
-from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
+from fedsim.report.thresholds import EXACT, GUESS_MARGIN, RECOGNISABLE
 
 
 def filled(template: str, **given: Any) -> str:
@@ -39,6 +39,7 @@ def environment() -> Environment:
     made.filters["probability"] = probability
     made.globals |= {
         "version": fedsim.__version__,
+        "exact": EXACT,
         "recognisable": RECOGNISABLE,
         "margin": GUESS_MARGIN,
         "thresholds": THRESHOLDS,

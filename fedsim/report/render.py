@@ -38,7 +38,6 @@ from fedsim.report.run.summary import (
 )
 from fedsim.report.run.timings import TimeSpent, time_spent
 from fedsim.report.run.verdict import Verdict, verdict
-from fedsim.report.thresholds import EXACT
 from fedsim.report.wording import decibels, duration, percent
 from fedsim.storage.durable import write_text
 from fedsim.storage.run_folder import RunFolder
@@ -132,7 +131,7 @@ def build_comparison(runs: Sequence[Path], path: Path) -> Path:
 
 def _build_comparison(comparison: Comparison, path: Path) -> Path:
     plots = tradeoffs(comparison)
-    page = filled("comparison.html.j2", comparison=comparison, plots=plots, runs_shown=RUNS_SHOWN, exact=EXACT)
+    page = filled("comparison.html.j2", comparison=comparison, plots=plots, runs_shown=RUNS_SHOWN)
     return write_text(path, page)
 
 

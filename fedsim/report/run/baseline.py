@@ -7,6 +7,7 @@ from statistics import fmean
 
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
+from fedsim.report.run.summary import mean_psnr
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN
 from fedsim.report.wording import count, decibels
 
@@ -90,7 +91,7 @@ def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequenc
         if known:
             gain = fmean(min(reached[key], EXACT) - min(value, EXACT) for key, value in known.items())
             capped = any(max(reached[key], value) > EXACT for key, value in known.items())
-            found.append(Baseline(fmean(known.values()), name, gain, len(known), len(reached), capped))
+            found.append(Baseline(mean_psnr([*known.values()]) or 0.0, name, gain, len(known), len(reached), capped))
     return min(found, key=lambda one: one.gain, default=None)
 
 

@@ -37,7 +37,7 @@ class AttackSummary:
         mean_psnr, min_seen_psnr, seen_success: against what the model saw; the means and the
             least are over each form of a picture by itself.
         mean_recognisable: of those that can be recognised as the clients' own, against these.
-        mean_leaked, min_psnr, max_psnr, success: against the clients' own pictures.
+        mean_leaked, min_psnr, max_psnr, success: against the clients' own pictures. Means in dB are of `mean_psnr`.
         means: by each other measure that is shown, against what the model saw and against the clients' own pictures.
         mean_capped, mean_seen_capped: as `mean_leaked` and `mean_psnr`, a picture above `EXACT` counting as that: more
             is rounding.
@@ -150,7 +150,8 @@ def by_round(run: RecordedRun, attack: str) -> list[tuple[int, list[AttackRecord
 
 def leakage_by_round(run: RecordedRun, attack: str) -> ByRound:
     """(round, mean PSNR in dB against the clients' own images) of every round with a scored result."""
-    return [(number, statistics.fmean(found)) for number, rows in by_round(run, attack) if (found := _psnrs(rows))]
+    means = [(number, mean_psnr(_psnrs(rows))) for number, rows in by_round(run, attack)]
+    return [(number, value) for number, value in means if value is not None]
 
 
 def right_share(scored: Iterable[AttackRecord]) -> float:
@@ -213,6 +214,11 @@ def mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
+def mean_psnr(values: Sequence[float]) -> float | None:
+    """In dB. One above `EXACT` counts as that, lest it outweigh the others; unless all are, which are that exact."""
+    return mean(values if min(values, default=EXACT) > EXACT else [min(value, EXACT) for value in values])
+
+
 def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
     done = [record for record in records if record.status == "done"]
     refused = sum(record.status == "refused" for record in records)
@@ -238,9 +244,9 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         recognisable=sum(image.recognisable for image in own),
         as_seen=sum(any(image.as_seen for image in found) for found in forms),
         changed=any(image.changed for image in images),
-        mean_psnr=mean(seen),
-        mean_recognisable=mean([one.leaked for one in own if one.recognisable and one.leaked is not None]),
-        mean_leaked=mean(values),
+        mean_psnr=mean_psnr(seen),
+        mean_recognisable=mean_psnr([one.leaked for one in own if one.recognisable and one.leaked is not None]),
+        mean_leaked=mean_psnr(values),
         mean_capped=mean([min(value, EXACT) for value in values]),
         mean_seen_capped=mean([min(value, EXACT) for value in seen]),
         min_psnr=min(values, default=None),

@@ -8,7 +8,7 @@ from fedsim.report.run.images.counts import Counts, count_images, on_images, reb
 from fedsim.report.run.images.same import named, same_images
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
-from fedsim.report.run.summary import mean
+from fedsim.report.run.summary import mean_psnr
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def summarise_leakage(
         recognisable=len(own),
         as_seen=len(hidden),
         different=len(set(same.names.values())) if same.distinct and len(known) == sum(held.values()) else None,
-        seen_psnr=mean([max(one.psnr or 0.0 for _, one in found[key] if one.as_seen) for key in hidden]),
-        own_psnr=mean([max(best[key]) for key in hidden if best[key]]),
+        seen_psnr=mean_psnr([max(one.psnr or 0.0 for _, one in found[key] if one.as_seen) for key in hidden]),
+        own_psnr=mean_psnr([max(best[key]) for key in hidden if best[key]]),
         counts=count_images(run.attacks, without, labels),
     )

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.render import build_report
+from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.certificates import Certificates, certificates
 from fedsim.report.run.images.leakage import summarise_leakage
 from fedsim.report.run.read import read_run
@@ -16,6 +18,7 @@ from fedsim.report.run.summary import (
     run_times,
     summarise_attacks,
 )
+from fedsim.report.run.verdict import verdict
 
 
 def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
@@ -34,7 +37,7 @@ def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
     (row,) = summarise_attacks(run)
     assert (row.done, row.refused, row.failed, row.retried) == (3, 1, 1, 1)
     assert (row.certified, row.certified_labels, row.wrongly_certified) == (1, 0, 1)  # an image at 30 dB is not exact
-    assert row.mean_psnr == pytest.approx(140 / 3)
+    assert row.mean_psnr == pytest.approx((60 + 30 + 10) / 3)
     assert (row.min_psnr, row.max_psnr) == (10.0, 100.0)
     assert (row.pictures, row.recognisable) == (4, 2)
     assert row.success == {20.0: 0.5, 30.0: 0.5, 40.0: 0.25}
@@ -49,6 +52,24 @@ def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
     assert (leakage.counts.images, leakage.counts.certified, leakage.counts.refused) == (3, 0, 1)
     assert [(group.reason, group.count) for group in refusals(run)] == [("withheld", 1)]
     assert [(group.reason, group.count) for group in attack_failures(run)] == [("timed out", 1)]
+
+
+def test_one_exact_picture_does_not_lift_a_mean(write_run: Any, records: Any) -> None:
+    """In the headline as in comparisons and matrices: above 60 dB counts as 60, unless all lie there."""
+
+    def run(name: str, *psnrs: float) -> Any:
+        images = (records.image(psnr, f"i/{k}", guess_psnr=10.0) for k, psnr in enumerate(psnrs))
+        return read_run(write_run([records.attack(1, k, image) for k, image in enumerate(images)], name=name))
+
+    one, all_exact = run("one", 160.0, 24.0, 24.0, 24.0), run("all", 160.0, 150.0, 140.0, 150.0)
+    assert [line.split("; ")[1] for line in attack_lines(one)] == [
+        "33.0 dB on average (the mean of public images: 10.0 dB)"
+    ]
+    assert "patch_gradient reached 33.0 dB on average" in verdict(one).sentence
+    assert "patch_gradient reached 150.0 dB on average" in verdict(all_exact).sentence
+    assert leakage_by_round(one, "patch_gradient") == [(1, 33.0)]
+    page = build_report(one.path).read_text(encoding="utf-8")
+    assert '<div class="value">33.0 dB</div>' in page
 
 
 def test_scores_against_private_pictures(write_run: Any, records: Any) -> None:
