@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,7 +77,7 @@ class SideBySide(Launcher):
         waiting = [(initial_job_idx + index, list(overrides)) for index, overrides in enumerate(job_overrides)]
         ends: dict[int, JobReturn] = {}
         running: list[_StartedRun] = []
-        with self._shared_ray() as address, _ended_by_sigterm():  # after Ray, which sets a handler of its own
+        with self._shared_ray() as address:
             try:
                 while waiting or running:
                     while waiting and len(running) < self.at_once:
@@ -145,23 +144,6 @@ class SideBySide(Launcher):
         )
         console.print(f"#{number} {' '.join(overrides)}", markup=False)
         return _StartedRun(number, folder, process, output)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM (kill, systemd, Slurm) ends the sweep as Ctrl-C does: its runs would otherwise go on without it."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # handlers are the main thread's
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def register() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C: one line, and the shell again within three seconds, whatever the process is at."""
+"""Ctrl-C, or SIGTERM: one line, and the shell again within three seconds, whatever the process is at."""
 
 import os
 import select
@@ -12,7 +12,10 @@ from typing import NoReturn
 from experiments.commands.stage import CommandStage
 
 CODE = 130
-"""As shells have it: 128 and the number of the signal."""
+"""As shells have it: 128 and the number of Ctrl-C's signal."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What Ctrl-C sends, and what kill, systemd and Slurm do."""
 
 SECONDS_TO_CLOSE = 2.0
 """For files and workers to be left in order. What is on disk by then is whole: runs survive SIGKILL."""
@@ -26,7 +29,7 @@ class CtrlC:
 
     Before its work has begun nothing has to be left in order, and the process ends at once: imports would turn an
     exception into pages of traceback. A second Ctrl-C ends it at once, too. Watched by a thread: torch's long calls and
-    imports keep Python from handling signals in the main one.
+    imports keep Python from handling signals in the main one. SIGTERM counts as Ctrl-C.
     """
 
     def __init__(self, stage: CommandStage) -> None:
@@ -34,8 +37,10 @@ class CtrlC:
         self._error = os.dup(2)  # libraries that are to be quiet have theirs turned elsewhere
         self._read, write = os.pipe()
         os.set_blocking(write, False)
-        signal.signal(signal.SIGINT, self._handle)
+        for number in SIGNALS:
+            signal.signal(number, self._handle)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=_forget)
         threading.Thread(target=self._watch, name="Ctrl-C", daemon=True).start()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -43,7 +48,7 @@ class CtrlC:
             raise KeyboardInterrupt
 
     def _watch(self) -> None:
-        while os.read(self._read, 1) != bytes([signal.SIGINT]):
+        while os.read(self._read, 1)[0] not in SIGNALS:
             pass
         if self._stage.open:
             select.select([self._read], [], [], SECONDS_TO_CLOSE)  # until a second one
@@ -57,3 +62,9 @@ class CtrlC:
             os.write(self._error, SHOW_CURSOR + b"\n")
         os.write(self._error, f"{self._stage.interrupted()}\n".encode(sys.stderr.encoding or "utf-8", "replace"))
         os._exit(CODE)
+
+
+def _forget() -> None:
+    """A pool's process is ended by SIGTERM, which is nothing to the command: they would share the pipe."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

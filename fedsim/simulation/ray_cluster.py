@@ -3,9 +3,11 @@
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -75,6 +77,8 @@ def ray_cluster(
 def _init(options: dict[str, Any], tell: bool = True) -> None:
     """`ray.init`, tried again where a busy machine takes longer than Ray waits for its own processes.
 
+    A handler of SIGTERM that the program has set stays: Ray puts its own in its place.
+
     Args:
         tell: what Ray's native code wrote is shown where it failed.
 
@@ -83,10 +87,13 @@ def _init(options: dict[str, Any], tell: bool = True) -> None:
     """
     import ray
 
+    handler = signal.getsignal(signal.SIGTERM)
     for left in reversed(range(STARTS)):
         try:
             with _quiet_stderr(tell):
                 ray.init(**options)
+            if callable(handler) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
             return
         except Exception as error:  # Ray has no class of its own for it
             if SLOW_START not in str(error):

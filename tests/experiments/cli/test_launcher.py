@@ -1,7 +1,6 @@
 """Runs of a sweep side by side; what each computes is tested elsewhere."""
 
 import json
-import signal
 import subprocess
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 import ray
 from omegaconf import OmegaConf
 
-from experiments.cli import launcher
 from experiments.cli.launcher import SideBySide
 from tests.experiments.run_files import rows
 from tests.support.preloaded_workers import OTHERS
@@ -64,13 +62,6 @@ def test_only_commands_that_it_knows(command, tmp_path):
     code, _, err = command("fedsim-measure", "-m", "hydra/launcher=side_by_side", "seed=0,1", f"run_dir={tmp_path}/x")
     assert code == 2
     assert "only fedsim and fedsim-audit" in err
-
-
-def test_sigterm_ends_a_sweep_as_ctrl_c_does():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), launcher._ended_by_sigterm():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class Unstarted(subprocess.Popen):

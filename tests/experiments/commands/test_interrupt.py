@@ -1,6 +1,7 @@
-"""Ctrl-C in processes of their own: one line, exit code 130, whatever the main thread is at."""
+"""Ctrl-C and SIGTERM in processes of their own: one line, exit code 130, whatever the main thread is at."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -25,7 +26,7 @@ START = """
         stage.begin(Path("run"))
 
     def press():
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.{number})
 
     def hang():
         while True:
@@ -65,15 +66,39 @@ CASES = {
 }
 
 
-@pytest.mark.subprocess
-@pytest.mark.parametrize("case", CASES)
-def test_one_line_and_130(case, tmp_path):
-    body, words = CASES[case]
-    program = f"{textwrap.dedent(START)}\n{textwrap.dedent(body)}"
+def run(body, number, folder):
+    program = textwrap.dedent(START).replace("{number}", number) + textwrap.dedent(body)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     call = [sys.executable, "-c", program]
-    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
+    return subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_130(case, number, tmp_path):
+    body, words = CASES[case]
+    done = run(body, number, tmp_path)
     assert (done.returncode, done.stderr.strip()) == (130, words)
+
+
+@pytest.mark.subprocess
+def test_a_process_that_a_plug_in_ends_by_sigterm_does_not_end_the_command(tmp_path):
+    body = """
+    begun()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, b"!")
+        time.sleep(60)
+    os.read(read, 1)
+    os.kill(child, signal.SIGTERM)
+    _, status = os.waitpid(child, 0)
+    time.sleep(2 * interrupt.SECONDS_TO_CLOSE)
+    os._exit(status)
+    """
+    done = run(body, "SIGTERM", tmp_path)
+    assert (done.returncode, done.stderr) == (signal.SIGTERM, "")
 
 
 def test_what_is_said_of_a_federated_run(tmp_path):

@@ -1,5 +1,6 @@
 """A cluster that cannot be used is an error in one line, at once."""
 
+import signal
 import socket
 import time
 
@@ -107,6 +108,24 @@ def test_what_travels_is_handed_to_ray(without_ray, open_port, monkeypatch):
         pass
     assert seen["runtime_env"] == {"working_dir": "/code"}
     assert "num_cpus" not in seen
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_handler_of_sigterm_stays_the_commands_own(without_ray, monkeypatch, own):
+    def of_ray(number, frame):
+        raise SystemExit(number)
+
+    def of_the_command(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, of_ray))
+    try:
+        signal.signal(signal.SIGTERM, of_the_command if own else signal.SIG_DFL)
+        with ray_cluster(None, 1, 0):
+            assert signal.getsignal(signal.SIGTERM) is (of_the_command if own else of_ray)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("slow", [1, 3])
