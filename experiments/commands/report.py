@@ -58,8 +58,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     from fedsim.report.render import build_comparison, build_report, build_sweep_report
 
     if len(folders) > 1:
-        if strange := [str(folder) for folder in folders if not _is_run(folder)]:
-            raise ValueError(f"no runs: {', '.join(strange)}; a sweep's page is made from its folder alone")
+        if strange := [said for folder in folders if (said := _no_run(folder))]:
+            raise ValueError(f"several folders must be runs: {'; '.join(strange)}")
         return build_comparison(folders, out or folders[0].resolve().parent / PAGE)
     if out is not None:
         raise ValueError("--out is for a comparison of several runs, named one by one; a sweep's page is in its folder")
@@ -69,6 +69,22 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     if (folder / "measures.json").is_file():
         return build_measures_page(folder)
     return build_report(folder) if _is_run(folder) else build_sweep_report(folder)
+
+
+def _no_run(folder: Path) -> str:
+    """What the folder is if it is no run, and how its page is made; empty for a run."""
+    from fedsim.report.compare.runs import find_runs
+
+    alone = f"fedsim-report {folder} makes its page"
+    if (folder / "matrix.json").is_file():
+        return f"{folder} is a matrix ({alone}; its runs are in {folder / 'rows'}, to be named one by one)"
+    if (folder / "measures.json").is_file():
+        return f"{folder} is of fedsim measure ({alone})"
+    if _is_run(folder):
+        return ""
+    if find_runs(folder):
+        return f"{folder} holds several ({alone}, or name its runs one by one)"
+    return f"{folder} holds none"
 
 
 def _is_run(folder: Path) -> bool:

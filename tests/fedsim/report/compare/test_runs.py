@@ -85,8 +85,13 @@ def test_the_command_chooses_the_page(runs: list[Path], tmp_path: Path, monkeypa
     wrongs = (
         ([runs[0]] * 2, "once"),
         ([tmp_path / "no"], "no folder"),
-        ([runs[0], tmp_path / "sweep"], "no runs: .*sweep"),
+        ([runs[1], tmp_path / "sweep"], "must be runs: .*sweep holds none"),
+        ([tmp_path, runs[1]], f"must be runs: {tmp_path} holds several .fedsim-report {tmp_path} makes its page, or"),
+        ([runs[0], runs[1]], "must be runs: .*0/.* is of fedsim measure .fedsim-report .* makes its page.$"),
+        ([tmp_path / "m", runs[1]], "must be runs: .*m is a matrix .fedsim-report .*m makes its page; its runs are in"),
     )
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "matrix.json").write_text("{}", encoding="utf-8")
     for wrong, words in wrongs:
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             write_page(wrong)
