@@ -14,7 +14,7 @@ from attacks.building import build_attack, check_fit
 from attacks.session import discard
 from defenses.compose import build_chain
 from experiments.audit.bounds import build_bounds, write_bounds
-from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditedAttack, AuditWorker, failed
+from experiments.audit.worker import UNCOMPUTED, AuditBatch, AuditedAttack, AuditWorker, Group, failed
 from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.places import find_observations
@@ -52,8 +52,6 @@ from server.attack_queue.results import ResultWriter, has_images
 from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
-
-Group = tuple[AuditBatch, ...]
 
 
 def run_audit(given: AuditConfig | Mapping[str, Any], root: Path) -> None:
@@ -102,7 +100,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
                 f"{total - left} of {total} updates were finished by an earlier call; another run_dir starts anew",
                 markup=False,
             )
-        groups = [tuple(batches[start : start + victims]) for start in range(0, left, victims)]
+        groups = [Group(batches[start : start + victims]) for start in range(0, left, victims)]
         with (
             trackers,
             reported(folder, "audit", start),
@@ -122,7 +120,13 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
 
 
 def _write_results(
-    setup: Setup, groups: list[Group], writer: ResultWriter, bars: Bars, total: int, scratch: Path | None, log: Path
+    setup: Setup,
+    groups: list[Group],
+    writer: ResultWriter,
+    bars: Bars,
+    total: int,
+    scratch: Path | None,
+    log: Path,
 ) -> None:
     """As they come.
 

@@ -48,6 +48,15 @@ class AuditBatch:
     first_client: int
 
 
+class Group(tuple[AuditBatch, ...]):
+    """Updates that one worker attacks together; by the names that their results have."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ", ".join(observation_name(0, batch.number) for batch in self)
+
+
 @dataclass(frozen=True)
 class AuditedAttack:
     """What an attack made of one update, and the truth about it.

@@ -76,6 +76,8 @@ class ActorPool(Generic[Tag]):
     An actor counts as idle once it has started, so that no time limit includes the start of a process. Actors that a
     cluster has no room for yet are used as soon as it has; meanwhile the others do the work.
 
+    A worker's death is logged with the tag of its call, as `str` has it.
+
     Args:
         make_actor: starts one `PooledWorker`, given its number from 0; who replaces another has the same.
         size: how many actors there are at first.
@@ -265,7 +267,7 @@ class ActorPool(Generic[Tag]):
             if pending.attempts <= pending.retries:
                 insort(self._queue, pending)
                 return None
-            reason = f"its worker died {pending.attempts} times"
+            reason = f"its worker died {'once' if pending.attempts == 1 else f'{pending.attempts} times'}"
             return Finished(pending.tag, pending.attempts, error=reason, seconds=pending.before)
         self.seconds_fetching += time.perf_counter() - before
         self._idle.append(actor)

@@ -2,11 +2,14 @@
 
 import importlib.util
 import statistics
+from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import ActorDiedError
 
-from experiments.audit.worker import where
+from experiments.audit.worker import AuditBatch, Group, where
 from fedsim.errors import ConfigError
+from fedsim.simulation import actor_pool
 
 FAULTS = ("statistics.fmean([])", "torch.nn.Linear(2, 3)(torch.ones(5))", "1 / 0")
 """In the standard library, in a package, and in the line itself."""
@@ -26,3 +29,25 @@ def test_a_fault_is_named_by_the_line_of_its_author(tmp_path, fault):
 
 def test_a_refused_setting_says_itself_where():
     assert where(ConfigError("a.b", 3, "at most 2")) == str(ConfigError("a.b", 3, "at most 2"))
+
+
+class Started:
+    """In place of an actor, whose call is lost with it."""
+
+    def __init__(self, number):
+        self.ready = SimpleNamespace(remote=lambda: f"start at {id(self)}")
+
+
+def test_the_death_of_a_worker_is_told_with_the_updates_that_it_attacked(monkeypatch, caplog):
+    def get(reference):
+        if reference == "call":
+            raise ActorDiedError
+
+    monkeypatch.setattr(actor_pool, "ray", SimpleNamespace(get=get, kill=lambda actor: None))
+    pool = actor_pool.ActorPool(Started, 1, max_retries=0)
+    pool.submit(Group(AuditBatch(number, (number,), ("dlg",), number) for number in (4, 5)), lambda _: "call")
+    pool.take(pool.references)
+    (end,) = pool.take(["call"])
+    assert end.error == "its worker died once"
+    (said,) = caplog.messages
+    assert said.startswith("a worker died at round-00000-client-00004, round-00000-client-00005: ")

@@ -92,7 +92,7 @@ def test_an_attack_that_always_kills_its_worker_fails_alone(run):
         {"deadly": {"_target_": FAULTY, "fault": "die"}, "sound": {"_target_": FAULTY, "fault": "none"}}, max_retries=0
     )
     assert results[(0, "deadly")][0].status == "failed"
-    assert results[(0, "deadly")][0].reason == "its worker died 1 times"
+    assert results[(0, "deadly")][0].reason == "its worker died once"
     assert results[(0, "deadly")][0].fault == ""
     assert results[(0, "sound")][0].status == results[(1, "sound")][0].status == "done"
 
