@@ -167,7 +167,12 @@ class _Call:
             if not fault:
                 raise
             self.faulty = True
-            goes_on = f"; what had finished is kept. With more room, the same command with run_dir={root} goes on"
+            kept = (
+                ("what had finished is kept", "goes on")
+                if stage.keeps(root)
+                else ("nothing is kept yet", "begins anew")
+            )
+            goes_on = f"; {kept[0]}. With more room, the same command with run_dir={root} {kept[1]}"
             errors.print(f"error: {fault}{goes_on if self._command.resumes else ''}", markup=False)
         except KeyboardInterrupt:
             stage.discard()

@@ -1,5 +1,6 @@
 """`fedsim-prior` as a user calls it, on digits."""
 
+import errno
 import json
 import re
 import shlex
@@ -105,6 +106,24 @@ def test_a_killed_training_comes_to_the_same_bits(command, tmp_path, monkeypatch
     first, again = load_file(whole / result), load_file(killed / result)
     assert first.keys() == again.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+
+
+@pytest.mark.parametrize("saved", [0, 1])
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_what_is_kept_is_said_to_be_once_there_is_a_checkpoint(command, tmp_path, monkeypatch, fault, saved):
+    save, root = training.Training._save, tmp_path / "prior"
+
+    def deadly(self):
+        if self.step > 10 * saved:
+            raise fault
+        save(self)
+
+    monkeypatch.setattr(training.Training, "_save", deadly)
+    _, _, err = command("fedsim-prior", f"run_dir={root}", *PUBLIC, *GENERATOR)
+    last = err.strip().splitlines()[-1]
+    assert ("nothing is kept yet" in last) is (not saved)
+    assert ("what had finished is" in last) is bool(saved)
+    assert last.endswith(f"the same command with run_dir={root} {'goes on' if saved else 'begins anew'}")
 
 
 def test_lti_is_trained_through_the_defense_and_used_by_an_audit(command, tmp_path):
