@@ -11,21 +11,21 @@ BROKEN_BY_CHANCE = 0.05
 """One-sided: from this probability on, chance may have made the recognisable images."""
 
 
-def level(certified: int, recognisable: int, guessed: int, images: int, ended: int) -> Level:
+def level(certified: int, recognisable: int, guessed: int, independent: int, ended: int) -> Level:
     """`broken`, `open` or `not tested`; no attack can show more than that an image leaks.
 
     Args:
         certified: different images that an attack vouches for, and that are not known to be wrong.
-        recognisable: different images that an attack made recognisable (PSNR at least `RECOGNISABLE`, and
-            `GUESS_MARGIN` above the guess), against the client's own or as the model saw them.
+        recognisable: of `independent` different images those that an attack made recognisable (PSNR at least
+            `RECOGNISABLE`, and `GUESS_MARGIN` above the guess), against the client's own or as the model saw them.
         guessed: those that an answer without the update makes recognisable by the same bar. The guess itself lies
             below its own bar, so this counts what attacks that read nothing of the update reach.
-        images: different images on which an attack ended.
+        independent: different images on which an attack ended, and no more of them than updates.
         ended: attacks on images that came to an end with an image on some update; a refusal is not a test.
     """
-    if not ended or not images:
+    if not ended or not independent:
         return "not tested"
-    return "broken" if certified or by_chance(recognisable, guessed, images) < BROKEN_BY_CHANCE else "open"
+    return "broken" if certified or by_chance(recognisable, guessed, independent) < BROKEN_BY_CHANCE else "open"
 
 
 def by_chance(recognisable: int, guessed: int, images: int) -> float:

@@ -5,6 +5,7 @@ Of a run and of a defense over several runs alike.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedsim.metrics.chance import accuracy_reach
 from fedsim.report.level import BROKEN_BY_CHANCE, Level, by_chance
@@ -54,9 +55,9 @@ def of_images(leakage: Leakage) -> str:
 
 def few_images(counts: Counts) -> list[str]:
     """What so few images leave open, as a sentence; nothing where there are enough, or none, or one is certified."""
-    if counts.certified or not counts.ended or not 0 < counts.images < FEW_OBSERVED_IMAGES:
+    if counts.certified or not counts.ended or not 0 < counts.independent < FEW_OBSERVED_IMAGES:
         return []
-    images = f"{count(counts.images, 'different image')} observed"
+    images = f"{count(counts.images, 'different image')}{_of_updates(counts)} observed"
     if not counts.guess_known:
         return [f"{images}: few, and no guess to tell chance by."]
     least = _least(counts)
@@ -65,7 +66,8 @@ def few_images(counts: Counts) -> list[str]:
         return [f"{images}: without the update {guessed} of them come out as well, so that only a certificate tells."]
     if least is None:
         enough = next(n for n in itertools.count(1) if by_chance(n, 0, n) < BROKEN_BY_CHANCE)
-        return [f"{images}: without a certificate it takes at least {enough}, all recognisable, to say broken."]
+        many = f"{enough} updates" if _of_updates(counts) else f"{enough}"
+        return [f"{images}: without a certificate it takes at least {many}, all recognisable, to say broken."]
     return [f"{images}: without a certificate it takes {least} recognisable ones to say broken."]
 
 
@@ -101,7 +103,12 @@ def without_update(counts: Counts) -> str:
 def _least(counts: Counts) -> int | None:
     """Recognisable images of so many that the level *broken* takes; None where not even all of them would do."""
     hits = range(1, counts.images + 1)
-    return next((k for k in hits if by_chance(k, counts.guessed, counts.images) < BROKEN_BY_CHANCE), None)
+    return next((k for k in hits if replace(counts, certified=0, recognisable=k).level == "broken"), None)
+
+
+def _of_updates(counts: Counts) -> str:
+    """Where there are fewer updates than images, which the level counts."""
+    return f" of {count(counts.independent, 'update')}" if counts.independent < counts.images else ""
 
 
 def _too_few(counts: Counts) -> str:
@@ -109,11 +116,12 @@ def _too_few(counts: Counts) -> str:
     least, takes = _least(counts), ""
     if least is not None:
         lacking = "Too few of them"
-        takes = f": it takes {least} of {counts.images:,}" if counts.images >= FEW_OBSERVED_IMAGES else ""
+        takes = f": it takes {least} of {counts.images:,}" if counts.independent >= FEW_OBSERVED_IMAGES else ""
     else:
-        lacking = "Too few more than without the update" if counts.guessed else "Too few images"
-    chance = by_chance(counts.recognisable, counts.guessed, counts.images)
-    tested = f"Fisher's test of the counts: p = {chance:.2f}"
+        few = "Too few updates" if _of_updates(counts) else "Too few images"
+        lacking = "Too few more than without the update" if counts.guessed else few
+    whole = ", each update as one image" if _of_updates(counts) else ""
+    tested = f"Fisher's test of the counts{whole}: p = {by_chance(*counts.shares, counts.independent):.2f}"
     return f"{lacking} for the level broken, and none is certified{takes} ({tested})."
 
 

@@ -68,15 +68,10 @@ def _by_counts(pool: PooledRuns, plain: PooledRuns) -> Finding:
     return "no less" if as_large else "chance"
 
 
-def independent(pool: PooledRuns) -> int:
-    """Different images, and no more of them than updates: those behind one share its noise, its mask and its search."""
-    return min(pool.leakage.counts.images, pool.leakage.observations)
-
-
 def _fewer(shown: int, pool: PooledRuns, plain: PooledRuns) -> bool:
     """Whether a share of so many shown lies below the other pool's, each rounded against that."""
     here, there = pool.leakage.counts, plain.leakage.counts
-    of, other = independent(pool), independent(plain)
+    of, other = here.independent, there.independent
     return clearly_fewer(-(-shown * of // here.images), of, there.recognisable * other // there.images, other)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.metrics.chance import chance_between
-from fedsim.report.compare.against_undefended import Finding, compare, held_against, independent, measured, unended
+from fedsim.report.compare.against_undefended import Finding, compare, held_against, measured, unended
 from fedsim.report.compare.pooling import PooledRuns, pool_runs
 from fedsim.report.compare.settings import Settings, defense_name, own_settings
 from fedsim.report.level import Level, with_theorem
@@ -131,7 +131,7 @@ def _comparison(pool: PooledRuns, plain: PooledRuns, found: Finding) -> str:
 
 def _units(pool: PooledRuns, plain: PooledRuns) -> str:
     """What there is too little of."""
-    batches = any(independent(one) < one.leakage.counts.images for one in (pool, plain))
+    batches = any(one.independent < one.images for one in (pool.leakage.counts, plain.leakage.counts))
     return "updates" if batches else "different images"
 
 

@@ -67,6 +67,7 @@ class Verdict:
             "sentence": self.sentence,
             "cautions": list(self.cautions),
             "images": self.counts.images,
+            "updates": self.counts.updates,
             "certified": self.counts.certified,
             "recognisable": self.counts.own,
             "recognisable_as_seen": self.counts.as_seen,

@@ -28,13 +28,13 @@ def test_chance_is_fishers_exact_test(images):
 
 
 def test_a_certificate_breaks_and_few_recognisable_images_do_not():
-    assert level(certified=1, recognisable=1, guessed=0, images=1, ended=1) == "broken"
-    assert level(certified=0, recognisable=1, guessed=0, images=20, ended=1) == "open"
-    assert level(certified=0, recognisable=3, guessed=0, images=3, ended=1) == "open"
-    assert level(certified=0, recognisable=4, guessed=0, images=4, ended=1) == "broken"
-    assert level(certified=0, recognisable=20, guessed=20, images=20, ended=1) == "open"
+    assert level(certified=1, recognisable=1, guessed=0, independent=1, ended=1) == "broken"
+    assert level(certified=0, recognisable=1, guessed=0, independent=20, ended=1) == "open"
+    assert level(certified=0, recognisable=3, guessed=0, independent=3, ended=1) == "open"
+    assert level(certified=0, recognisable=4, guessed=0, independent=4, ended=1) == "broken"
+    assert level(certified=0, recognisable=20, guessed=20, independent=20, ended=1) == "open"
 
 
 def test_nothing_that_ended_is_not_tested():
-    assert level(certified=0, recognisable=0, guessed=0, images=4, ended=0) == "not tested"
-    assert level(certified=0, recognisable=0, guessed=0, images=0, ended=2) == "not tested"
+    assert level(certified=0, recognisable=0, guessed=0, independent=4, ended=0) == "not tested"
+    assert level(certified=0, recognisable=0, guessed=0, independent=0, ended=2) == "not tested"

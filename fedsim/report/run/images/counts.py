@@ -27,6 +27,7 @@ class Counts:
         refused, failed: further images, on which attacks refused and none ended, and on which they only failed.
         unheld: recognisable ones for which no guess was recorded: chance cannot be told on them.
         guess_known: a guess was recorded for each.
+        updates: behind `images`; None: each is of an update of its own.
     """
 
     certified: int = 0
@@ -39,6 +40,7 @@ class Counts:
     failed: int = 0
     unheld: int = 0
     guess_known: bool = True
+    updates: int | None = None
 
     @property
     def own(self) -> int:
@@ -52,8 +54,18 @@ class Counts:
 
     @property
     def level(self) -> Level:
-        guessed = min(self.guessed + self.unheld, self.images)
-        return level(self.certified, self.recognisable, guessed, self.images, self.ended)
+        return level(self.certified, *self.shares, self.independent, self.ended)
+
+    @property
+    def independent(self) -> int:
+        """Images, and no more of them than updates: those behind one share its noise, its mask and its search."""
+        return self.images if self.updates is None else min(self.images, self.updates)
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Of the `independent` as many as are recognisable and guessed of all, each rounded against a difference."""
+        guessed, of = min(self.guessed + self.unheld, self.images), max(self.images, 1)
+        return self.recognisable * self.independent // of, -(-guessed * self.independent // of)
 
 
 def count_images(
@@ -97,6 +109,7 @@ def count_images(
         guess_known=all(
             known[one.observation, source][1].guess_psnr is not None for one in ended for source in one.forms
         ),
+        updates=len({one.observation for one in ended}),
     )
 
 

@@ -71,6 +71,38 @@ def test_more_than_the_guess_gives_by_chance(write_run: Any, records: Any, hits:
     assert (f"{told}: p = 0.05)." in found.sentence) is (level == "open")
 
 
+@pytest.mark.parametrize(("batch", "level"), [(1, "broken"), (2, "broken"), (4, "open"), (8, "open")])
+def test_images_of_one_update_count_as_one(write_run: Any, records: Any, batch: int, level: str) -> None:
+    """They share its noise, its mask and its search: what makes one of them recognisable makes all."""
+    images = [records.image(25.0, f"i/{k}", guess_psnr=10.0) for k in range(8)]
+    rows = [records.attack(1, k, *images[k : k + batch], certificate={}) for k in range(0, 8, batch)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.level == found.counts.level == level
+    assert found.to_dict()["updates"] == 8 // batch
+    updates = {4: "2 updates", 8: "1 update"}
+    if level == "open":
+        assert found.cautions == (
+            f"8 different images of {updates[batch]} observed: without a certificate it takes at least 4 updates, all "
+            "recognisable, to say broken.",
+        )
+        assert "Too few updates for the level broken, and none is certified (Fisher's test" in found.sentence
+
+
+def test_of_many_images_of_several_updates_a_share_is_enough(write_run: Any, records: Any) -> None:
+    """Of eight updates half the images are as four of eight; fewer round down."""
+
+    def judged(hits: int) -> Any:
+        images = [records.image(25.0 if k < hits else 9.0, f"i/{k}", guess_psnr=10.0) for k in range(32)]
+        rows = [records.attack(1, k, *images[4 * k : 4 * k + 4], certificate={}) for k in range(8)]
+        return verdict(read_run(write_run(rows, name=f"of-{hits}")))
+
+    few, enough = judged(15), judged(16)
+    assert (few.level, enough.level) == ("open", "broken")
+    assert few.cautions == (
+        "32 different images of 8 updates observed: without a certificate it takes 16 recognisable ones to say broken.",
+    )
+
+
 def test_two_exact_images_are_too_few_however_many_decibels_they_have(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, k, records.image(100.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(2)]
     found = verdict(read_run(write_run(rows)))
@@ -356,6 +388,7 @@ def test_the_line_and_the_record_of_a_verdict(write_run: Any, records: Any) -> N
         "sentence": found.sentence,
         "cautions": [caution],
         "images": 1,
+        "updates": 1,
         "certified": 0,
         "recognisable": 0,
         "recognisable_as_seen": 0,
