@@ -22,7 +22,7 @@ from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
 from attacks.optimization.second_order.stages import Stage, make_plan
 from attacks.optimization.second_order.starts import STARTS, Starts
-from attacks.optimization.second_order.warm_start import WarmStart
+from attacks.optimization.second_order.warm_start import Trail, WarmStart
 from attacks.result import psnr_of
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.errors import NotApplicable, one_of, require
@@ -46,6 +46,7 @@ SAME = 4.0
 of the noise."""
 SAVED = ("near", "number", "stage", "taken", "stale", "before", "rows")
 """What of a solution goes into its record as it is."""
+OF_A_STATE = ("damping", "growth", "cost", "ended")
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,15 @@ class _VictimSearch:
         self.near_steps: list[int] = []
         self.near, self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, 0, math.inf
         self.state: LMState | None = None
+        self.trail = Trail(keep=self._keep)
         self.ends: list[End] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
     def run(self) -> BestCandidate:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            warm_start = WarmStart(self.problem, self.task, self.plan, self.prior, self.settings.steps, self._came_near)
+            given = self.problem, self.task, self.plan, self.prior, self.settings.steps
+            warm_start = WarmStart(*given, self._came_near, self.trail)
             starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
             planned = list(starts.of(self.settings.starts))
             self.near_steps = warm_start.steps_of([kind for kind, _ in planned])
@@ -198,7 +201,7 @@ class _VictimSearch:
             state = self._begin(kind, start)
             if self.near:  # the steps that came near are not taken again
                 self.state, self.stale, self.before = state, 0, math.inf
-                self._keep(state, now=True)
+                self._keep()
         stages, total = self.plan.stages, self.settings.steps
         for number in range(self.stage, len(stages)):
             stage, self.stage = stages[number], number
@@ -213,7 +216,8 @@ class _VictimSearch:
                 self._record(state.cost)
                 if self._done(stage, state.cost):
                     break
-                self._keep(state)
+                if len(self.rows) % max(1, self.task.budget.save_every) == 0:
+                    self._keep()
             self.state = None
         cost = float(self.last(state.x).square().sum())
         if math.isfinite(cost):
@@ -347,40 +351,44 @@ class _VictimSearch:
         """Steps of all starts before this one, at most."""
         return start * self.settings.steps + sum(self.near_steps[:start])
 
-    def _keep(self, state: LMState, now: bool = False) -> None:
-        every = self.task.budget.save_every
-        if not every or (len(self.rows) % every and not now):
+    def _keep(self) -> None:
+        """Where a start comes near there is no state yet: what it has gone of its way is in the trail."""
+        if not self.task.budget.save_every:
             return
-        linearised = self.plan.stages[self.stage].linearised
-        anchor = linearised.anchor if isinstance(linearised, MatrixFree) else None
-        tensors = {"x": state.x} if anchor is None else {"x": state.x, "anchor": anchor}
-        tensors |= {f"end/{index}": end.x for index, end in enumerate(self.ends)}
+        tensors = self.trail.tensors() | {f"end/{index}": end.x for index, end in enumerate(self.ends)}
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
         record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
-        record |= {"damping": state.damping, "growth": state.growth, "cost": state.cost}
-        record |= {"ended": state.ended, "starts": self.near_steps}
-        if isinstance(linearised, MatrixFree):
-            record |= {"rough": linearised.rough, "spent": linearised.spent}
+        record |= {"starts": self.near_steps, "trail": self.trail.record()}
         record |= {"ends": [end.cost for end in self.ends], "directions": self.plan.directions}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
+        if self.state is not None:
+            tensors |= {"x": self.state.x}
+            record |= {name: getattr(self.state, name) for name in OF_A_STATE}
+        tensors |= {f"anchor/{i}": one.anchor for i, one in enumerate(self._by_products) if one.anchor is not None}
+        record |= {"sketches": [[one.rough, one.spent] for one in self._by_products]}
         self.task.session.save(tensors, record)
+
+    @property
+    def _by_products(self) -> list[MatrixFree]:
+        """Of each stage, whose sketch the next start begins with; none where J is whole."""
+        return [stage.linearised for stage in self.plan.stages if isinstance(stage.linearised, MatrixFree)]
 
     def _go_on(self) -> None:
         saved = self.task.session.load()
         if saved is None:
             return
         tensors, record = saved
-        # Less memory since then: other unknowns, or another sketch. Earlier versions had other starts.
-        known = "ended" in record and record.get("starts") == self.near_steps
+        # Less memory since then: other unknowns, or another sketch. Earlier versions had other starts, and no trail.
+        known = "trail" in record and record.get("starts") == self.near_steps
         if record["directions"] != self.plan.directions or not known:
             return
         for name in SAVED:
             setattr(self, name, record[name])
-        x = tensors["x"].to(self.task.device)
-        self.state = LMState(x, record["damping"], record["growth"], record["cost"], record["ended"])
-        linearised = self.plan.stages[self.stage].linearised
-        if "anchor" in tensors and isinstance(linearised, MatrixFree):
-            linearised.anchor = tensors["anchor"].to(self.task.device)
-            linearised.rough, linearised.spent = record.get("rough", True), record.get("spent", 0)
+        self.trail.restore(tensors, record["trail"], self.task.device)
+        if "x" in tensors:
+            self.state = LMState(tensors["x"].to(self.task.device), *(record[name] for name in OF_A_STATE))
+        for index, (one, (rough, spent)) in enumerate(zip(self._by_products, record["sketches"], strict=True)):
+            anchor = tensors.get(f"anchor/{index}")
+            one.anchor, one.rough, one.spent = None if anchor is None else anchor.to(self.task.device), rough, spent
         self.ends = [End(c, tensors[f"end/{i}"].to(self.task.device)) for i, c in enumerate(record["ends"])]
         self.frames = [Frame(s, tensors[f"frame/{i}"], v) for i, (s, v) in enumerate(record["frames"])]

@@ -103,7 +103,7 @@ class Starts:
 
     def _near(self, rank: int) -> Tensor | None:
         """From public images towards the client's, those first from which a few steps explain the most."""
-        return self.warm_start.in_order(self._raced[rank]) if rank < len(self._raced) else None
+        return self.warm_start.in_order(self._raced[rank], rank) if rank < len(self._raced) else None
 
     @cached_property
     def _raced(self) -> list[Float[Tensor, " n"]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -20,6 +20,7 @@ from attacks.optimization.second_order.stages import StagePlan, whole_model, who
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
+from attacks.optimization.second_order.warm_start.trail import Trail
 from fedsim.bounds.gaussian_prior import ImagePrior
 
 MORE_STEPS = 2
@@ -35,6 +36,7 @@ class WarmStart:
     Attributes:
         steps: at most, of those that come near; twice as many where the order of patches is open.
         report: is told ‖r‖² of each.
+        trail: what of the way is gone already.
     """
 
     problem: Problem
@@ -43,6 +45,7 @@ class WarmStart:
     prior: ImagePrior
     steps: int
     report: Callable[[float], None]
+    trail: Trail = field(default_factory=Trail)
 
     @cached_property
     def known_logits(self) -> KnownLogits | None:
@@ -91,34 +94,46 @@ class WarmStart:
         if self._as_it_is or len(points) == 1:
             return list(points)
         noisy = self.plan.stages[-1].residual.before is not None
-        field, out, steps = list(points), list[Tensor](), RACE
+        racing, out, steps = list(points), list[Tensor](), RACE
         while True:
             ends: list[Float[Tensor, " n"]] = []
-            for place, point in enumerate(field):
-                end, enough = self._towards(point, steps, 1.0, self._by_products)
+            for place, point in enumerate(racing):
+                end, enough = self._gone(f"race/{steps}/{place}", point, steps, 1.0, self._by_products)
                 if enough and not noisy:
-                    return [end, *ends, *field[place + 1 :], *out]
+                    return [end, *ends, *racing[place + 1 :], *out]
                 ends.append(end)
             ends = [ends[int(place)] for place in self.costs(torch.stack(ends)).argsort(stable=True)]
             half = max(1, len(ends) // 2)
             if self.plan.whole or half == 1:
                 return [*ends, *out]
-            field, out, steps = ends[:half], [*ends[half:], *out], 2 * steps
+            racing, out, steps = ends[:half], [*ends[half:], *out], 2 * steps
 
-    def in_order(self, point: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    def in_order(self, point: Float[Tensor, " n"], rank: int = 0) -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.
 
         Where J is whole the point itself if the end explained too little; and for several rounds.
+
+        Args:
+            rank: of the point in its race.
         """
         if self._as_it_is:
             return point
         system = None if self._by_products is None else self._by_products.again()
-        end, enough = self._towards(point, self.steps, WITH_PRIOR, system)
+        end, enough = self._gone(f"order/{rank}", point, self.steps, WITH_PRIOR, system)
         return end if enough or not self.plan.whole else point
 
     @property
     def _as_it_is(self) -> bool:
         return bool(self.problem.later) or not isinstance(self.problem.space, PixelSpace)
+
+    def _gone(
+        self, part: str, point: Float[Tensor, " n"], steps: int, with_prior: float, system: MatrixFree | None
+    ) -> tuple[Float[Tensor, " n"], bool]:
+        """One part of the way, which a search that goes on after a kill does not go again."""
+        if part not in self.trail.ends:
+            end, enough = self._towards(point, steps, with_prior, system)
+            self.trail.add(part, end, enough, self._by_products)
+        return self.trail.ends[part]
 
     def _towards(
         self, point: Float[Tensor, " n"], steps: int, with_prior: float, system: MatrixFree | None
@@ -169,7 +184,8 @@ class WarmStart:
     @cached_property
     def _by_products(self) -> MatrixFree | None:
         """One for all in a race: the sketch of one public image serves at others. None where J is whole."""
-        return None if self.plan.by_products is None else self.plan.by_products(self._residual, self._coarse)
+        make = self.plan.by_products
+        return None if make is None else self.trail.lead(make(self._residual, self._coarse))
 
     @cached_property
     def _coarse_logits(self) -> KnownLogits | None:

@@ -5,6 +5,8 @@ import torch
 
 import fedsim
 from attacks.optimization import GaussNewton
+from attacks.optimization.second_order import starts
+from attacks.optimization.second_order.warm_start import WarmStart, warm_start
 from defenses import GradientNoise, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from tests.attacks.optimization.second_order.test_attack import WHITE, _run, psnr
@@ -78,5 +80,33 @@ def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
     with pytest.raises(KilledError):
         _run(attack, seen)
     resumed = _run(attack, seen)
+    assert torch.equal(resumed.images, whole.images)
+    assert resumed.trace == whole.trace
+
+
+@pytest.mark.parametrize("dies_at", [2, 5, 7, 13])
+def test_what_a_killed_race_had_gone_is_not_gone_again(model, images, dies_at, monkeypatch):
+    """In its rounds, on the way from its first and from its second."""
+    monkeypatch.setattr(starts, "RACERS", 4)
+    monkeypatch.setattr(warm_start, "RACERS", 4)
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[GradientNoise(relative_norm=0.1)], seed=1)
+    rng = torch.Generator().manual_seed(2)
+    seen = seen.with_public_images(torch.rand(5, 3, 4, 4, generator=rng), torch.arange(5))
+    settings = {**SETTINGS, "starts": ["public"], "restarts": 2, "steps": 3, "memory_gib": LITTLE, "save_every": 1}
+    settings["labels"] = "bias_sign"
+    gone, towards = [], WarmStart._towards
+    monkeypatch.setattr(WarmStart, "_towards", lambda *given: (gone.append(given[2]), towards(*given))[1])
+    whole = _run(GaussNewton(**settings), seen)
+    parts = gone.copy()
+    assert parts == [3] * 4 + [6] * 2 + [3] * 2
+    gone.clear()
+    attack = GaussNewton(**settings)
+    attack.session = Kept(dies_at)
+    with pytest.raises(KilledError):
+        _run(attack, seen)
+    before = len(gone)
+    assert before == min(dies_at, 8)
+    resumed = _run(attack, seen)
+    assert gone == parts
     assert torch.equal(resumed.images, whole.images)
     assert resumed.trace == whole.trace

@@ -99,7 +99,7 @@ class Nearest:
     def race(self, points):
         return sorted(points, key=lambda point: float(self.costs(point[None])))
 
-    def in_order(self, point):
+    def in_order(self, point, rank):
         return point
 
 
