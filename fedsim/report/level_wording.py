@@ -5,7 +5,6 @@ Of a run and of a defense over several runs alike.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from fedsim.metrics.chance import accuracy_reach
 from fedsim.report.level import BROKEN_BY_CHANCE, Level, by_chance
@@ -60,15 +59,18 @@ def few_images(counts: Counts) -> list[str]:
     images = f"{count(counts.images, 'different image')}{_of_updates(counts)} observed"
     if not counts.guess_known:
         return [f"{images}: few, and no guess to tell chance by."]
-    least = _least(counts)
-    if least is None and counts.guessed:
-        guessed = "all" if counts.guessed == counts.images else f"{counts.guessed:,}"
-        return [f"{images}: without the update {guessed} of them come out as well, so that only a certificate tells."]
+    least, guessed = _least(counts), counts.tested[1]
+    if least is None and guessed:
+        many = "all" if guessed == counts.independent else f"{guessed:,}"
+        as_well = f"as many come out of {many} of them" if counts.by_update else f"{many} of them come out as well"
+        return [f"{images}: without the update {as_well}, so that only a certificate tells."]
     if least is None:
         enough = next(n for n in itertools.count(1) if by_chance(n, 0, n) < BROKEN_BY_CHANCE)
-        many = f"{enough} updates" if _of_updates(counts) else f"{enough}"
-        return [f"{images}: without a certificate it takes at least {many}, all recognisable, to say broken."]
-    return [f"{images}: without a certificate it takes {least} recognisable ones to say broken."]
+        many = f"{enough} updates, each with" if counts.by_update else f"{enough}, all"
+        images_of = " images" if counts.by_update else ""
+        return [f"{images}: without a certificate it takes at least {many} recognisable{images_of}, to say broken."]
+    many = f"{count(least, 'update')} with recognisable ones" if counts.by_update else f"{least} recognisable ones"
+    return [f"{images}: without a certificate it takes {many} to say broken."]
 
 
 def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str:
@@ -101,28 +103,31 @@ def without_update(counts: Counts) -> str:
 
 
 def _least(counts: Counts) -> int | None:
-    """Recognisable images of so many that the level *broken* takes; None where not even all of them would do."""
-    hits = range(1, counts.images + 1)
-    return next((k for k in hits if replace(counts, certified=0, recognisable=k).level == "broken"), None)
+    """Of so many images, or updates, what the level *broken* takes; None where not even all of them would do."""
+    hits, guessed = range(1, counts.independent + 1), counts.tested[1]
+    return next((k for k in hits if by_chance(k, guessed, counts.independent) < BROKEN_BY_CHANCE), None)
 
 
 def _of_updates(counts: Counts) -> str:
     """Where there are fewer updates than images, which the level counts."""
-    return f" of {count(counts.independent, 'update')}" if counts.independent < counts.images else ""
+    return f" of {count(counts.independent, 'update')}" if counts.by_update else ""
 
 
 def _too_few(counts: Counts) -> str:
     """What lacks for the level *broken*: it counts images, whatever their dB. Of few `few_images` says the rest."""
-    least, takes = _least(counts), ""
+    least, takes, (shown, guessed) = _least(counts), "", counts.tested
+    units = "updates" if counts.by_update else "images"
     if least is not None:
-        lacking = "Too few of them"
-        takes = f": it takes {least} of {counts.images:,}" if counts.independent >= FEW_OBSERVED_IMAGES else ""
+        lacking = "Images of too few updates" if counts.by_update else "Too few of them"
+        of = f"{counts.independent:,}{' updates' if counts.by_update else ''}"
+        takes = f": it takes {least} of {of}" if counts.independent >= FEW_OBSERVED_IMAGES else ""
     else:
-        few = "Too few updates" if _of_updates(counts) else "Too few images"
-        lacking = "Too few more than without the update" if counts.guessed else few
-    whole = ", each update as one image" if _of_updates(counts) else ""
-    tested = f"Fisher's test of the counts{whole}: p = {by_chance(*counts.shares, counts.independent):.2f}"
-    return f"{lacking} for the level broken, and none is certified{takes} ({tested})."
+        lacking = "Too few more than without the update" if guessed else f"Too few {units}"
+    those = (
+        f"{shown:,} against {guessed:,} of {count(counts.independent, 'update')}" if counts.by_update else "the counts"
+    )
+    chance = by_chance(shown, guessed, counts.independent)
+    return f"{lacking} for the level broken, and none is certified{takes} (Fisher's test of {those}: p = {chance:.2f})."
 
 
 def _beside(counts: Counts) -> list[str]:

@@ -28,6 +28,8 @@ class Counts:
         unheld: recognisable ones for which no guess was recorded: chance cannot be told on them.
         guess_known: a guess was recorded for each.
         updates: behind `images`; None: each is of an update of its own.
+        leaking: of `updates` those with recognisable images, and no fewer than without the update.
+        guessing: those of which it makes as many or more recognisable without the update.
     """
 
     certified: int = 0
@@ -41,6 +43,8 @@ class Counts:
     unheld: int = 0
     guess_known: bool = True
     updates: int | None = None
+    leaking: int = 0
+    guessing: int = 0
 
     @property
     def own(self) -> int:
@@ -54,7 +58,7 @@ class Counts:
 
     @property
     def level(self) -> Level:
-        return level(self.certified, *self.shares, self.independent, self.ended)
+        return level(self.certified, *self.tested, self.independent, self.ended)
 
     @property
     def independent(self) -> int:
@@ -62,10 +66,17 @@ class Counts:
         return self.images if self.updates is None else min(self.images, self.updates)
 
     @property
-    def shares(self) -> tuple[int, int]:
-        """Of the `independent` as many as are recognisable and guessed of all, each rounded against a difference."""
-        guessed, of = min(self.guessed + self.unheld, self.images), max(self.images, 1)
-        return self.recognisable * self.independent // of, -(-guessed * self.independent // of)
+    def by_update(self) -> bool:
+        """Whether updates are what is `independent`, there being fewer of them."""
+        return self.independent < self.images
+
+    @property
+    def tested(self) -> tuple[int, int]:
+        """Of the `independent` those that are recognisable, and those that a guess makes so."""
+        guessed = min(self.guessed + self.unheld, self.images)
+        if self.by_update:  # one image behind several updates makes no more than one of them
+            return min(self.leaking, self.recognisable), min(self.guessing, guessed)
+        return self.recognisable, guessed
 
 
 def count_images(
@@ -96,6 +107,9 @@ def count_images(
     tested, beyond = _observed(ended, names)
     declined, beyond_declined = _observed(refused, names)
     every, beyond_every = _observed(tried, names)
+    unheld = {key for key in own | seen if known[key][1].guess_psnr is None}
+    shown, blind = (Counter(update for update, _ in keys) for keys in (own | seen, guessed | unheld))
+    updates = {one.observation for one in ended}
     return Counts(
         certified=len(different(sure)),
         recognisable=len(different(own | seen)),
@@ -105,11 +119,13 @@ def count_images(
         as_seen=len(different(seen) - different(own)),
         refused=len(declined - tested) + _beside(beyond_declined, beyond),
         failed=len(every - tested - declined) + _beside(beyond_every, beyond | beyond_declined),
-        unheld=len(different(key for key in own | seen if known[key][1].guess_psnr is None)),
+        unheld=len(different(unheld)),
         guess_known=all(
             known[one.observation, source][1].guess_psnr is not None for one in ended for source in one.forms
         ),
-        updates=len({one.observation for one in ended}),
+        updates=len(updates),
+        leaking=sum(shown[update] >= max(blind[update], 1) for update in updates),
+        guessing=sum(blind[update] >= max(shown[update], 1) for update in updates),
     )
 
 

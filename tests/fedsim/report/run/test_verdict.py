@@ -82,25 +82,53 @@ def test_images_of_one_update_count_as_one(write_run: Any, records: Any, batch: 
     updates = {4: "2 updates", 8: "1 update"}
     if level == "open":
         assert found.cautions == (
-            f"8 different images of {updates[batch]} observed: without a certificate it takes at least 4 updates, all "
-            "recognisable, to say broken.",
+            f"8 different images of {updates[batch]} observed: without a certificate it takes at least 4 updates, each "
+            "with recognisable images, to say broken.",
         )
         assert "Too few updates for the level broken, and none is certified (Fisher's test" in found.sentence
 
 
-def test_of_many_images_of_several_updates_a_share_is_enough(write_run: Any, records: Any) -> None:
-    """Of eight updates half the images are as four of eight; fewer round down."""
+@pytest.mark.parametrize(("updates", "level"), [(3, "open"), (4, "broken")])
+def test_one_recognisable_image_of_each_of_enough_updates_is_enough(
+    write_run: Any, records: Any, updates: int, level: str
+) -> None:
+    """However many others the updates have: each of these was broken by itself."""
+    batches = [
+        [records.image(25.0 if k == 0 else 9.0, f"{n}/{k}", guess_psnr=10.0) for k in range(8)] for n in range(8)
+    ]
+    for batch in batches[updates:]:
+        batch[0] = batch[0] | {"psnr": 9.0}
+    rows = [records.attack(1, k, *batch, certificate={}) for k, batch in enumerate(batches)]
+    found = verdict(read_run(write_run(rows)))
+    assert found.level == level
+    if level == "open":
+        told = (
+            "Images of too few updates for the level broken, and none is certified (Fisher's test of 3 against 0 of 8 "
+        )
+        assert f"{told}updates: p = 0.10)." in found.sentence
+        assert found.cautions[0].endswith("takes 4 updates with recognisable ones to say broken.")
 
-    def judged(hits: int) -> Any:
-        images = [records.image(25.0 if k < hits else 9.0, f"i/{k}", guess_psnr=10.0) for k in range(32)]
-        rows = [records.attack(1, k, *images[4 * k : 4 * k + 4], certificate={}) for k in range(8)]
-        return verdict(read_run(write_run(rows, name=f"of-{hits}")))
 
-    few, enough = judged(15), judged(16)
-    assert (few.level, enough.level) == ("open", "broken")
-    assert few.cautions == (
-        "32 different images of 8 updates observed: without a certificate it takes 16 recognisable ones to say broken.",
-    )
+def test_updates_count_where_more_is_recognisable_than_without_them(write_run: Any, records: Any) -> None:
+    """A guess that makes one of eight recognisable is no match for all of them, and one that makes as many is."""
+    for blind, level in ((1, "broken"), (8, "open")):
+        rows = []
+        for n in range(4):
+            images = [records.image(25.0, f"{n}/{k}", guess_psnr=10.0) for k in range(8)]
+            guesses = [records.image(25.0 if k < blind else 9.0, f"{n}/{k}", guess_psnr=10.0) for k in range(8)]
+            rows.append(records.attack(1, n, *images, certificate={}))
+            rows.append(records.attack(1, n, *guesses, attack="blind", baseline=True, certificate={}))
+        found = verdict(read_run(write_run(rows, name=f"of-{blind}")))
+        assert (found.counts.guessed, found.level) == (4 * blind, level)
+    assert "without the update as many come out of all of them, so that only a certificate tells" in found.cautions[0]
+
+
+def test_an_image_behind_many_updates_counts_once(write_run: Any, records: Any) -> None:
+    image = records.image(25.0, "same", content="same", guess_psnr=10.0)
+    rest = [[records.image(9.0, f"{n}/{k}", content=f"{n}/{k}", guess_psnr=10.0) for k in range(4)] for n in range(6)]
+    rows = [records.attack(1, n, image, *batch, certificate={}) for n, batch in enumerate(rest)]
+    found = verdict(read_run(write_run(rows)))
+    assert (found.counts.images, found.counts.tested, found.level) == (25, (1, 0), "open")
 
 
 def test_two_exact_images_are_too_few_however_many_decibels_they_have(write_run: Any, records: Any) -> None:
