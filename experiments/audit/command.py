@@ -120,13 +120,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
 
 
 def _write_results(
-    setup: Setup,
-    groups: list[Group],
-    writer: ResultWriter,
-    bars: Bars,
-    total: int,
-    scratch: Path | None,
-    log: Path,
+    setup: Setup, groups: list[Group], writer: ResultWriter, bars: Bars, total: int, scratch: Path | None, log: Path
 ) -> None:
     """As they come.
 

@@ -61,7 +61,7 @@ class WarmStart:
         times = {"public": 1, "any_order": MORE_STEPS if self.plan.whole else 0}
         steps = [times.get(kind, 0) * self.steps for kind in kinds]
         if "public" in kinds:
-            rounds = 1 if self.plan.whole else RACERS.bit_length() - 1
+            rounds = 1 if self.plan.whole else int(math.log2(RACERS))  # of halves
             steps[list(kinds).index("public")] += RACERS * RACE * rounds
         return steps
 
