@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from logging import getLogger
 from typing import Any
 
-from flwr.app import Message, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 
-from fedsim.bounds.privacy import began_anew, held_by_several, is_budget, is_first_round, largest_budgets
+from fedsim.bounds.privacy import began_anew, held_by_several, is_budget, is_first_round, largest_budgets, spent_at_most
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE
 from fedsim.wire.reply_values import MALFORMED
@@ -86,7 +86,7 @@ class PrivacyBudget:
         """The client's metrics, with ∞ for each ε that it began anew."""
         metrics = metric_records(reply.content)[METRICS]
         counted = {name: value for name, value in metrics.items() if is_budget(name) or is_first_round(name)}
-        now = {name: float(value) for name, value in counted.items() if isinstance(value, int | float)}
+        now = {name: spent_at_most(value) for name, value in counted.items()}
         who = _client(reply)
         anew = began_anew(self._reported.get(who, {}), now)
         self._reported[who] = now
@@ -101,8 +101,8 @@ class PrivacyBudget:
 
 
 def _client(reply: Message) -> str:
-    """By its pictures, which outlive a node's number."""
-    records = config_records(reply.content)
-    if UPDATE in records and "partition-id" in records[UPDATE]:
-        return f"client {records[UPDATE]['partition-id']!r}"
+    """By its pictures, which outlive a node's number; a refused reply may say any value at all of them."""
+    partition = config_records(reply.content).get(UPDATE, ConfigRecord()).get("partition-id")
+    if isinstance(partition, int) and 0 <= partition < 2**63:
+        return f"client {partition}"
     return f"node {reply.metadata.src_node_id}"

@@ -1,6 +1,7 @@
 """What a federation reports of its clients' (ε, δ): a mean of ε, as of other metrics, is a bound for nobody."""
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 
 EPSILON = "epsilon"
@@ -76,7 +77,12 @@ def largest_budgets(reports: Iterable[Mapping[str, object]]) -> dict[str, float]
     for report in reports:
         for name, value in report.items():
             if is_budget(name):
-                known = isinstance(value, int | float) and not math.isnan(value)
-                spent = float(value) if known else math.inf  # type: ignore[arg-type]
+                spent = spent_at_most(value)
                 largest[name] = max(largest.get(name, spent), spent)
     return largest
+
+
+def spent_at_most(value: object) -> float:
+    """A count as its client says it; ∞ where that is no number that a float can hold."""
+    known = isinstance(value, int | float) and abs(value) <= sys.float_info.max  # which NaN is not
+    return float(value) if known else math.inf  # type: ignore[arg-type]

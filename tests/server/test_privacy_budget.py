@@ -14,7 +14,7 @@ from fedsim.data.tensors import TensorImages
 from fedsim.report.run.bounds.over_rounds import released
 from fedsim.simulation import partition_of
 from fedsim.update import LocalProtocol, Update
-from fedsim.wire.records import METRICS, Contribution, from_arrays, to_arrays, to_reply
+from fedsim.wire.records import METRICS, UPDATE, Contribution, from_arrays, to_arrays, to_reply
 from server.privacy_budget import PrivacyBudget
 from server.rounds import WorkerSums
 from server.screening import Screening
@@ -200,6 +200,17 @@ def test_a_refused_reply_that_says_nothing_may_have_spent_anything():
     assert budget_after({"a_epsilon": 2.0}, None, refused=[]) == math.inf, "refused where it was to be summed"
     assert budget_after({"a_epsilon": 2.0, "b_epsilon": 1.0}, None, refused=[said]) == math.inf
     assert budget_after(None, refused=[said]) == 8.0, "no other client has answered yet"
+
+
+@pytest.mark.parametrize("partition", [10**5000, -1, "one", [1], 1.5], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("spent", [10**5000, -(10**5000), math.nan, [1.0, 2.0]], ids=["long", "low", "nan", "list"])
+def test_what_a_refused_reply_says_need_be_no_number(partition, spent):
+    (_, refused), budget = replies(None, {"loss": 1.0}), PrivacyBudget()
+    refused.content[METRICS]["a_epsilon"] = spent
+    refused.content[UPDATE]["partition-id"] = partition
+    answers = [*replies({"a_epsilon": 2.0}), Message(Error(0, "malformed reply: no number"), reply_to=asked())]
+    budget.hear(1, answers, [refused])
+    assert dict(budget.put_into(None)) == {"a_epsilon": math.inf}
 
 
 def test_a_client_that_raised_has_released_nothing():
