@@ -189,12 +189,13 @@ class AttackResult:
 
     def __str__(self) -> str:
         """One line: the attack, what became of it, how close it came, the certificate, the seconds."""
+        from fedsim.report.run.summary import mean_psnr  # which reads results
+
         if self.status != "done":
             return f"{self.attack}: {self.status}: {self.reason}"
         parts = [self._rebuilt()]
         measured = [value for value in self.psnr if value is not None]
-        if measured:
-            mean = sum(measured) / len(measured)
+        if (mean := mean_psnr(measured)) is not None:
             least = f", {min(measured):.1f} dB least" if len(measured) > 1 else ""
             if len(measured) < len(self.psnr):
                 parts.append(f"compared with {len(measured)} of {len(self.psnr)} originals")

@@ -77,6 +77,7 @@ class Audit:
     def table(self) -> "pd.DataFrame":
         """One row a defense and an attack: updates, refusals, certified, PSNR in dB (mean, least), labels, seconds.
 
+        Means count an image above 60 dB as 60 beside others below, as the report does.
         `seen_guess_psnr` and `guess_psnr` are what a guess without any gradient reaches of the same images: beside
         `psnr` (what the model saw) and `private_psnr` (the client's own image).
         """

@@ -1,11 +1,12 @@
 """Results of a run folder, as records and as a table."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsim.report.run.records import AttackRecord, attack_record
+from fedsim.report.run.summary import mean, mean_psnr
 from fedsim.result import AttackResult
 from fedsim.storage.json_lines import rows
 
@@ -25,47 +26,41 @@ def attack_table(folders: Mapping[str, Path]) -> "pd.DataFrame":
 
     table = []
     for defense, folder in folders.items():
-        found, guesses = read_results(folder), _guesses(folder)
+        latest = {(row["observation"], row["attack"]): row for row in rows(folder / "attacks.jsonl")}
+        found = [record for row in latest.values() if (record := attack_record(row)) is not None]
         for name in dict.fromkeys(one.attack for one in found):
             own = [one for one in found if one.attack == name]
-            table.append({"defense": defense, "attack": name, **_summary(own, guesses)})
+            table.append({"defense": defense, "attack": name, **_summary(own)})
     return pd.DataFrame(table)
 
 
-def _guesses(folder: Path) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    """The images of each result with what a guess without any gradient reaches of them."""
-    return {(row["observation"], row["attack"]): row["images"] for row in rows(folder / "attacks.jsonl")}
-
-
-def _mean(values: Sequence[float]) -> float:
-    """NaN without any, so that a column is of numbers."""
-    return statistics.fmean(values) if values else math.nan
-
-
-def _summary(
-    found: Sequence[AttackResult], guesses: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
-) -> dict[str, Any]:
-    psnrs = [value for one in found for value in one.psnr if value is not None]
-    private = [i.private_psnr for one in found if one.scores for i in one.scores.images if i.private_psnr is not None]
-    beside = [image for one in found for image in guesses[one.observation, one.attack]]
-    labels = [one.scores.labels.share for one in found if one.scores is not None and one.scores.labels is not None]
+def _summary(found: Sequence[AttackRecord]) -> dict[str, Any]:
+    """An image that the model saw in several forms is one; `psnr`, as seen, is of each form."""
+    scored = [one for one in found if one.scored]
+    seen = [image for one in scored for image in one.images if image.psnr is not None]
+    held = [image for one in scored for image in one.pictures.values()]
+    own = [image for image in held if image.private_psnr is not None]
     return {
         "updates": len(found),
-        "images": sum(len(one.psnr) for one in found),
+        "images": len(held),
         "refused": sum(one.status == "refused" for one in found),
         "failed": sum(one.status == "failed" for one in found),
         "certified": sum(one.certified for one in found),
-        "matched": len(psnrs),
-        "psnr": _mean(psnrs),
-        "seen_guess_psnr": _mean(_of(beside, "psnr", "seen_guess_psnr")),
-        "least_psnr": min(psnrs, default=math.nan),
-        "private_psnr": _mean(private),
-        "guess_psnr": _mean(_of(beside, "private_psnr", "guess_psnr")),
-        "label_share": _mean(labels),
-        "seconds": sum(one.seconds for one in found),
+        "matched": sum(image.leaked is not None for image in held),
+        "psnr": _mean_psnr([image.psnr for image in seen]),
+        "seen_guess_psnr": _mean_psnr([image.seen_guess_psnr for image in seen]),
+        "least_psnr": min((image.psnr for image in seen if image.psnr is not None), default=math.nan),
+        "private_psnr": _mean_psnr([image.private_psnr for image in own]),
+        "guess_psnr": _mean_psnr([image.guess_psnr for image in own]),
+        "label_share": _or_nan(mean([one.label_share for one in scored if one.label_share is not None])),
+        "seconds": sum(one.seconds or 0.0 for one in found),
     }
 
 
-def _of(images: Sequence[Mapping[str, Any]], score: str, guess: str) -> list[float]:
-    """What a guess reaches of those images that the attack has this score of."""
-    return [one[guess] for one in images if one.get(score) is not None and one.get(guess) is not None]
+def _mean_psnr(values: Sequence[float | None]) -> float:
+    return _or_nan(mean_psnr([value for value in values if value is not None]))
+
+
+def _or_nan(value: float | None) -> float:
+    """NaN for none, so that a column is of numbers."""
+    return math.nan if value is None else value

@@ -15,6 +15,7 @@ from fedsim.ground_truth import GroundTruth, content_of
 from fedsim.metrics.image import psnr
 from fedsim.metrics.records import TABLE, ImageScore
 from fedsim.report.draw.pictures import path_inside, save_png
+from fedsim.report.run.summary import mean_psnr
 from fedsim.result import AttackResult, Frame
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
@@ -111,8 +112,8 @@ class ResultWriter:
 
     def _track(self, step: int, row: dict[str, Any]) -> None:
         psnrs = [image["psnr"] for image in row["images"] if image.get("psnr") is not None]
-        if psnrs:
-            self._trackers.log(step, {f"leakage/{row['attack']}/psnr": sum(psnrs) / len(psnrs)})
+        if (value := mean_psnr(psnrs)) is not None:
+            self._trackers.log(step, {f"leakage/{row['attack']}/psnr": value})
         if row["label_share"] is not None:
             self._trackers.log(step, {f"leakage/{row['attack']}/label_share": row["label_share"]})
 
@@ -123,10 +124,9 @@ class ResultWriter:
             per_image: list[ImageScore] = scores.images
         elif truth is not None:
             per_image = [ImageScore(n, label=int(y)) for n, y in zip(truth.ids, truth.labels, strict=True)]
-        else:
-            per_image = [
-                ImageScore(f"{result.observation}/{i}", i) for i in range(0 if rebuilt is None else len(rebuilt))
-            ]
+        else:  # as many as the update holds, as `held_against` counts them
+            held = [] if rebuilt is None else rebuilt[: result.batch_size or None]
+            per_image = [ImageScore(f"{result.observation}/{i}", i) for i in range(len(held))]
         originals = [] if truth is None else list(truth.originals)  # none of a client that failed
         rows = []
         for index, image in enumerate(per_image):

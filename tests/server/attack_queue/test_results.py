@@ -7,6 +7,8 @@ import torch
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.results import score_against
+from fedsim.report.run.images.leakage import summarise_leakage
+from fedsim.report.run.read import read_run
 from fedsim.result import AttackResult, Certificate, Frame
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
@@ -22,6 +24,7 @@ class Remembering(Trackers):
 
     def log(self, step, values):
         self.got += [(step, name) for name in values]
+        self.last = values
 
 
 @pytest.fixture
@@ -78,3 +81,30 @@ def test_a_line_is_the_result_and_the_files_of_its_images(tmp_path):
             scored.scores.labels,
             scored.scores.frames,
         )
+
+
+def test_an_exact_image_does_not_outweigh_others_in_what_trackers_are_given(tmp_path):
+    """One exact image of nine read as 40 dB, where the report of the same folder has 16."""
+    images = torch.rand(9, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    truth = GroundTruth(images, torch.zeros(9, dtype=torch.int64), tuple("abcdefghi"))
+    made = torch.cat([images[:1], (images[1:] + 0.4).clamp(0, 1)])
+    scored = score_against(AttackResult("o", "mine", "done", server_round=1, batch_size=9, images=made), truth)
+    trackers = Remembering()
+    ResultWriter(RunFolder(tmp_path), trackers, "model", []).write(scored, truth)
+    bad = sorted(scored.psnr)[:8]
+    assert max(scored.psnr) > 200
+    assert trackers.last["leakage/mine/psnr"] == pytest.approx((sum(bad) + 60.0) / 9)
+    assert f"{(sum(bad) + 60.0) / 9:.1f} dB on average" in str(scored)
+
+
+def test_without_originals_no_more_images_are_on_record_than_the_update_holds(tmp_path):
+    """A report said that there were ten observed images, of an update of two."""
+    folder, images = RunFolder(tmp_path), torch.rand(10, 3, 16, 16)
+    result = AttackResult("o", "samples", "done", batch_size=2, images=images)
+    ResultWriter(folder, Remembering(), "model", []).write(result, None)
+    (row,) = folder.rows("attacks")
+    assert [image["reconstruction"] for image in row["images"]] == [
+        "reconstructions/o-samples-0000.png",
+        "reconstructions/o-samples-0001.png",
+    ]
+    assert summarise_leakage(read_run(tmp_path)).pictures == 2
