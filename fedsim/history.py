@@ -42,7 +42,7 @@ class History:
             values = {getattr(one, key) for one in ordered}
             if len(values) > 1:
                 raise ConfigError("history", f"{key} {sorted(values)}", "observations of one client with one model")
-        sizes = {one.protocol.batch_size * one.protocol.steps for one in ordered}
+        sizes = {one.num_images for one in ordered}
         if len(sizes) > 1:
             raise ConfigError("history", f"{sorted(sizes)} images", "updates of the same images, as many in each round")
 

@@ -52,6 +52,12 @@ def first(rounds):
     return fedsim.attack("gauss_newton", rounds[0], **SEARCH)
 
 
+def of_images(seen, held, batch_size=2):
+    """The same of a client that says it holds so many."""
+    update, protocol = replace(seen.update, num_examples=held), replace(seen.protocol, batch_size=batch_size)
+    return replace(seen, update=update, protocol=protocol)
+
+
 def error(images):
     return float((images.double() - DIGITS[7:8].double()).square().mean())
 
@@ -122,7 +128,11 @@ def test_attacks_that_read_one_round_say_so(rounds):
         (lambda seen: [seen[0], seen[0]], "must be observations of different rounds"),
         (lambda seen: [seen[0], replace(seen[1], client=3)], "history=client [0, 3]"),
         (
-            lambda seen: [seen[0], replace(seen[1], protocol=replace(seen[1].protocol, batch_size=2))],
+            lambda seen: [seen[0], of_images(seen[1], 2)],
+            "history=[1, 2] images",
+        ),
+        (  # as large a batch is asked for in both rounds
+            lambda seen: [of_images(seen[0], 2, 8), of_images(seen[1], 1, 8)],
             "history=[1, 2] images",
         ),
     ],
@@ -165,7 +175,7 @@ def test_an_attack_of_single_rounds_reads_the_last_one(rounds):
 
 
 def test_of_rounds_that_it_refuses_the_last_is_attacked_alone(rounds):
-    other = replace(rounds[0], protocol=replace(rounds[0].protocol, batch_size=2))
+    other = of_images(rounds[0], 2)
     settings = {"_target_": "attacks.optimization.GaussNewton", "steps": 3, "starts": ["mean"], "draws": 0, "frames": 0}
     result = run_attack(rounds[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=[other])
     assert result.status == "done"
@@ -187,7 +197,7 @@ def test_what_one_round_refuses_too_is_refused_for_all_of_them(rounds):
 
 
 def test_a_fault_of_the_last_alone_is_its_reason(rounds, monkeypatch):
-    other = replace(rounds[0], protocol=replace(rounds[0].protocol, batch_size=2))
+    other = of_images(rounds[0], 2)
 
     def broken(*_):
         raise ValueError("the fault")
