@@ -125,8 +125,8 @@ class ResultWriter:
         elif truth is not None:
             per_image = [ImageScore(n, label=int(y)) for n, y in zip(truth.ids, truth.labels, strict=True)]
         else:  # as many as the update holds, as `held_against` counts them
-            held = [] if rebuilt is None else rebuilt[: result.batch_size or None]
-            per_image = [ImageScore(f"{result.observation}/{i}", i) for i in range(len(held))]
+            held = 0 if rebuilt is None else len(rebuilt[: result.batch_size or None])
+            per_image = [ImageScore(f"{result.observation}/{i}", i) for i in range(held)]
         originals = [] if truth is None else list(truth.originals)  # none of a client that failed
         rows = []
         for index, image in enumerate(per_image):

@@ -152,7 +152,7 @@ def _guess(pool: PooledRuns) -> list[str]:
         return [
             "Not held against a guess: these runs recorded none, and no attack among them ran without the gradient."
         ]
-    return [against_guess(pool.strongest.attack, pool.baseline)]
+    return [against_guess(pool.strongest.attack, pool.baseline, pool.strongest.pictures)]
 
 
 def _utility(pool: PooledRuns, plain: PooledRuns | None) -> list[str]:

@@ -4,7 +4,7 @@ from fedsim.report.run.baseline import Baseline, baselines, best_baseline, guess
 from fedsim.report.run.label_attacks import beside_labels
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
-from fedsim.report.run.summary import AttackSummary, summarise_attacks
+from fedsim.report.run.summary import AttackSummary, psnr_values, summarise_attacks
 from fedsim.report.thresholds import RECOGNISABLE
 from fedsim.report.wording import SEEN, below, count, percent
 
@@ -35,7 +35,9 @@ def _line(row: AttackSummary, run: RecordedRun, without: tuple[AttackRecord, ...
     if row.mean_leaked is not None:
         found = None if blind else best_baseline(row.attack, run.attacks, without)
         guess = "" if found is None else f" ({found.name}: {below(found.psnr, RECOGNISABLE)}{_of(found)})"
-        parts.append(f"{below(row.mean_leaked, RECOGNISABLE)} on average{guess}")
+        rebuilt = len(psnr_values(run, row.attack))
+        of = f" over {rebuilt:,} of {count(row.pictures, 'image')}" if rebuilt < row.pictures else ""
+        parts.append(f"{below(row.mean_leaked, RECOGNISABLE)} on average{of}{guess}")
     if row.changed and row.mean_psnr is not None:
         parts.append(f"{below(row.mean_psnr, RECOGNISABLE)} {SEEN}")
     if row.label_share is not None:

@@ -106,14 +106,20 @@ def _pictures(record: AttackRecord) -> Iterator[tuple[Key, ImageRecord]]:
             yield (record.observation, source), image
 
 
-def against_guess(attack: str, baseline: Baseline) -> str:
-    """How much more or less an attack reaches than the baseline, as a sentence."""
+def against_guess(attack: str, baseline: Baseline, held: int) -> str:
+    """How much more or less an attack reaches than the baseline, as a sentence.
+
+    Args:
+        held: images behind the updates on which the attack ended, of which it may have rebuilt some alone.
+    """
     more = f"no more than that (within {GUESS_MARGIN:.0f} dB)"
     if abs(baseline.gain) > GUESS_MARGIN:
         more = f"{abs(baseline.gain):.1f} dB {'more' if baseline.gain > 0 else 'less'}"
     counted = f", images above {EXACT:.0f} dB counted as {EXACT:.0f}" if baseline.capped else ""
     scored = count(baseline.of, "image")
     on = "" if baseline.pictures == baseline.of else f" on {baseline.pictures:,} of its {scored}"
+    if not on and baseline.of < held:
+        on = f" on the {baseline.of:,} of {count(held, 'image')} that {attack} rebuilt"
     return (
         f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average{on}; {attack} reaches "
         f"{more}{' there' if on else ''}{counted}."

@@ -209,7 +209,7 @@ def _reason(group: Group) -> str:
 def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
     if baseline is None or not rows or rows[0].mean_leaked is None or rows[0].as_seen:
         return []
-    return [against_guess(rows[0].attack, baseline)]
+    return [against_guess(rows[0].attack, baseline, rows[0].pictures)]
 
 
 def _labels(run: RecordedRun, rows: list[AttackSummary]) -> list[str]:

@@ -10,6 +10,7 @@ from fedsim.report.compare.runs import compare_runs
 from fedsim.report.compare.tradeoff import tradeoffs
 from fedsim.report.compare.verdict import judge_defenses
 from fedsim.report.render import build_comparison
+from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.baseline import GUESS, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict as verdict_of
@@ -271,7 +272,7 @@ def test_a_guess_is_held_against_the_pictures_that_the_attack_was_scored_on(run:
     baseline = best_baseline("a", [easy, hard], [blind])
     assert baseline is not None
     assert (baseline.name, baseline.psnr, baseline.gain, baseline.pictures, baseline.of) == ("blind", 39.5, 0.5, 1, 2)
-    told = against_guess("a", baseline)
+    told = against_guess("a", baseline, baseline.of)
     assert "reaches 39.5 dB on average on 1 of its 2 images; a reaches no more than that (within 1 dB) there." in told
 
 
@@ -304,8 +305,17 @@ def test_one_exact_image_does_not_outweigh_the_others(run: Any) -> None:
     assert baseline is not None
     assert baseline.gain == pytest.approx((8 * 4 + 60) / 9 - 11)
     assert "a reaches no more than that (within 1 dB), images above 60 dB counted as 60." in against_guess(
-        "a", baseline
+        "a", baseline, 9
     )
     plots = dict(tradeoffs(compare_runs([found.path], found.path.parent, "one")))
     chart = plots["How close they came"]
     assert [row[-1] for row in chart.data.rows] == ["10.2 dB"], "and not 21.3 dB, above the line of recognisable ones"
+
+
+def test_a_mean_over_part_of_the_images_says_so(run: Any) -> None:
+    """One image of eight at 40 dB read as 40 dB on average, 29 dB above the guess."""
+    found = run("{d: {}}", {"a": [40.0]}, guess=11.0)
+    found = replace(found, attacks=(replace(found.attacks[0], batch_size=8),))
+    (sentence,) = [words for words in verdict_of(found).details if words.startswith("Without any gradient")]
+    assert "on the 1 of 8 images that a rebuilt; a reaches 29.0 dB more there" in sentence
+    assert "40.0 dB on average over 1 of 8 images" in attack_lines(found)[0]
