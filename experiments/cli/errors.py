@@ -48,6 +48,8 @@ def _said(error: BaseException, config_name: str, overrides: list[str]) -> str:
         return f"{key or 'config'}: {' '.join(lines[:1])} {type(cause).__name__}: {_flat(str(cause))}"
     if isinstance(error, OverrideParseException) and (split := _split_list(error.override, overrides)):
         return split
+    if isinstance(error, OverrideParseException) and (quoted := _quote_settings(error.override)):
+        return quoted
     if isinstance(error, OverrideParseException) and "=" not in error.override:
         return _bare_word(error.override, config_name, overrides)
     if unquoted := re.search(r"Ambiguous value for argument '([^']+)'", str(error)):
@@ -99,6 +101,13 @@ def _split_list(odd: str, arguments: list[str]) -> str | None:
             if _left_open(whole) == 0 and odd in arguments[first : last + 1]:
                 return f"{argument}: the list is split at its blanks; leave them out, or quote it: '{whole}'"
     return None
+
+
+def _quote_settings(override: str) -> str | None:
+    """What to say of a list with a setting in it that is not quoted, as a row of the matrix has them."""
+    key, _, value = override.partition("=")
+    quoted = re.sub(r"(?<=[\[,])[\w.+~@/-]+=[^\[\]{}()'\",\s]+(?=[,\]])", r'"\g<0>"', value)
+    return f"{override}: quote each setting in the list: '{key}={quoted}'" if quoted != value else None
 
 
 def _bare_word(word: str, config_name: str, arguments: list[str]) -> str:

@@ -3,7 +3,7 @@
 import pytest
 from hydra import compose, initialize_config_module
 
-from experiments.cli.errors import ConfigFault, _split_list, one_line
+from experiments.cli.errors import ConfigFault, _quote_settings, _split_list, one_line
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,17 @@ def test_what_would_be_right_is_said(override: str, said: str) -> None:
     with initialize_config_module("conf", version_base=None), pytest.raises(ConfigFault) as caught:
         compose("config", [override])
     assert one_line(caught.value, "config", [override]).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("+matrix.defenses.x=[half,half.y=3]", "'+matrix.defenses.x=[half,\"half.y=3\"]'"),
+        ("+matrix.defenses.x=[a.b=-1,c.d=1e-2]", '\'+matrix.defenses.x=["a.b=-1","c.d=1e-2"]\''),
+        ('+matrix.defenses.x=[half,"half.y=3"]', None),
+        ("seed=[", None),
+    ],
+)
+def test_a_setting_in_a_list_wants_quotes(override, meant):
+    said = _quote_settings(override)
+    assert said == (meant and f"{override}: quote each setting in the list: {meant}")
