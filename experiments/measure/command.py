@@ -25,13 +25,14 @@ from experiments.measure.robust import (
 )
 from experiments.measure.settings import check_measure, check_reference
 from experiments.measure.subjects import Subject, load_subjects
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.jigsaw import Spread
 from fedsim.metrics.position import explained_variance, position_errors, svd_energy
 from fedsim.metrics.robustness import ALEXNET, mean_corruption_error
 from fedsim.report.measures.page import build_measures_page
 from fedsim.report.measures.wording import cautions, findings
 from fedsim.settings.commands import MeasureConfig, MeasureSettings
+from fedsim.settings.places import full_disk
 from fedsim.settings.schema import parse, plain
 from fedsim.storage.durable import write_text
 
@@ -67,7 +68,13 @@ def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:
     seconds = time.perf_counter() - start
     measures = {"runs": records, "figures": figures, "settings": plain(config.measure), "seed": config.seed}
     _write_json(root / "measures.json", {**measures, "seconds": seconds})
-    page = build_measures_page(root)
+    try:
+        page = build_measures_page(root)
+    except OSError as error:
+        if not (full := full_disk(error, root)):
+            raise
+        fault = f"{full}; what was measured is kept. With more room, fedsim-report {root} makes its page"
+        raise RunError(fault) from error
     console.print(" ".join([findings(measures)[0], *cautions(measures)]), markup=False)
     console.print(f"report  {page}", markup=False)
     console.print(str(root), markup=False)

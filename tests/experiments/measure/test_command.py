@@ -190,3 +190,17 @@ def test_a_full_disk_is_one_line(fedsim_measure, write_run, tmp_path, monkeypatc
     code, _, err = fedsim_measure(*SMALL, f"runs=[{write_run('a')}]", f"run_dir={tmp_path}/out")
     assert code == 2
     assert err.splitlines()[-1] == f"error: {tmp_path}/out: No space left on device"
+
+
+def test_a_page_that_finds_no_room_is_made_later(fedsim_measure, write_run, tmp_path, no_figures, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(measure, "measure_subject", lambda *_: {})
+    monkeypatch.setattr(measure, "build_measures_page", full)
+    out = tmp_path / "out"
+    code, _, err = fedsim_measure(*SMALL, f"runs=[{write_run('a')}]", f"run_dir={out}")
+    assert code == 2
+    kept = "what was measured is kept. With more room, fedsim-report"
+    assert err.splitlines()[-1] == f"error: {out}: No space left on device; {kept} {out} makes its page"
+    assert (out / "measures.json").is_file()
