@@ -1,7 +1,6 @@
 """What results are of besides settings: a file of weights, a model's code and images. A folder holds results of one."""
 
 import copy
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from fedsim.data import ImageSet
 from fedsim.errors import ConfigError
 from fedsim.models import Normaliser, OwnArchitecture
 from fedsim.storage.digests import file_sha256
+from fedsim.storage.json_objects import read_object
 from fedsim.storage.run_folder import RunFolder
 
 Content = Mapping[str, str | list[float]]
@@ -73,9 +73,10 @@ def keep_content(folder: RunFolder, content: Content, key: str = "run_dir") -> N
 
     Raises:
         ConfigError: it holds results of something else.
+        DamagedFileError: what was noted cannot be read.
     """
     path = folder.root / FILE
-    before: Content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    before: Content = read_object(path) if path.is_file() else {}
     other = first_other(before, content)
     if other is not None and any(any(folder.rows(name)) for name in RESULTS):
         raise of_other(other, folder.root, key)

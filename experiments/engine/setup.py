@@ -227,16 +227,17 @@ def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> R
         expected: the configuration that an earlier call wrote there; None for a new folder.
 
     Raises:
-        ConfigError: the earlier call had other settings.
+        ConfigError: the earlier call had other settings, or what it wrote is damaged.
     """
     text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)
+    there = {} if expected is None else _settings_of(expected, root)
     if expected is not None and (other := first_difference(_comparable(expected), _comparable(text))):
         key, before, now = other
-        if isinstance(config, AuditConfig) and "observe" in yaml.safe_load(expected):
+        if isinstance(config, AuditConfig) and "observe" in there:
             raise ConfigError("run_dir", root, fault="choose a new folder, this one holds a federated run")
-        there = f"{key}={now} now, {before} there"
+        differs = f"{key}={now} now, {before} there"
         raise ConfigError(
-            "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {there}"
+            "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {differs}"
         )
     folder = RunFolder(root)
     folder.write_text("config.yaml", text)
@@ -254,6 +255,16 @@ def first_difference(before: Any, now: Any, key: str = "") -> tuple[str, Any, An
     if isinstance(now, tuple):
         now = list(now)
     return None if before == now else (key, before, now)
+
+
+def _settings_of(text: str, root: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError("run_dir", root, fault="choose a new folder, the config.yaml in this one is damaged")
+    return found
 
 
 def _comparable(text: str) -> dict[str, Any]:

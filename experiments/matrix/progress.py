@@ -1,11 +1,11 @@
 """Where a leakage matrix stands: what has ended, what it gave, and how long the rest will take."""
 
-import json
 import statistics
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from logging import getLogger
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +18,9 @@ from fedsim.report.matrix.read import over_seeds, read_cells, read_counts, read_
 from fedsim.report.matrix.wording import counts_text, leakage_text
 from fedsim.report.wording import count, duration, percent
 from fedsim.settings.commands import MatrixConfig
+from fedsim.storage.json_objects import DamagedFileError, read_object
+
+logger = getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -48,7 +51,11 @@ class MatrixProgress:
     def __post_init__(self) -> None:
         """The wall time of earlier calls stands in what they wrote."""
         path = self.root / "matrix.json"
-        self._before = float(json.loads(path.read_text(encoding="utf-8"))["seconds"] or 0) if path.is_file() else 0.0
+        try:
+            self._before = float(read_object(path).get("seconds") or 0.0) if path.is_file() else 0.0
+        except DamagedFileError as error:  # it is written anew from the runs
+            logger.warning("%s; the seconds of earlier calls are not counted", error)
+            self._before = 0.0
 
     @property
     def attacks(self) -> list[str]:

@@ -171,7 +171,10 @@ def round_of(checkpoint: Path) -> int:
 
 
 def _origin(folder: Path, server_round: int | None) -> Origin:
-    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        config = None
     if not isinstance(config, dict) or not all(key in config for key in ("model", "data", "seed")):
         raise ConfigError("runs", folder, "a folder of a fedsim run: its config.yaml is not a run's")
     checkpoint = find_checkpoint(folder, server_round)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.storage.durable import append_whole, write_whole
+from fedsim.storage.json_objects import json_object
 
 Row = dict[str, Any]
 
@@ -19,9 +20,15 @@ def rows(path: Path) -> Iterator[Row]:
     """The rows of the complete lines; none where there is no file.
 
     Raises:
-        ValueError: a complete line is no JSON.
+        DamagedFileError: a complete line is no JSON object.
     """
-    return map(json.loads, complete_lines(path))
+    return (row for _, row in with_lines(path))
+
+
+def with_lines(path: Path) -> Iterator[tuple[bytes, Row]]:
+    """The complete lines with their rows; raises DamagedFileError as `rows` does."""
+    for number, line in enumerate(complete_lines(path), 1):
+        yield line, json_object(line, f"{path}, line {number}")
 
 
 def complete_lines(path: Path) -> list[bytes]:

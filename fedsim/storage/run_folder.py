@@ -90,7 +90,7 @@ class RunFolder:
         path = self.root / f"{name}.jsonl"
         if not path.exists():
             return
-        after = b"".join(line for line in json_lines.complete_lines(path) if wanted(json.loads(line)))
+        after = b"".join(line for line, row in json_lines.with_lines(path) if wanted(row))
         if after != path.read_bytes():
             write_whole(path, after)
 

@@ -21,6 +21,7 @@ from fedsim.report.pages import filled
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN, RECOGNISABLE
 from fedsim.storage.durable import write_text, write_whole
+from fedsim.storage.json_objects import DamagedFileError, read_object
 
 COLUMNS = (
     "defense",
@@ -83,8 +84,13 @@ def build_matrix_report(folder: Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no `matrix.json` in the folder.
+        DamagedFileError: it holds no matrix.
     """
-    matrix = Matrix.from_dict(json.loads((folder / "matrix.json").read_text(encoding="utf-8")))
+    path = folder / "matrix.json"
+    try:
+        matrix = Matrix.from_dict(read_object(path))
+    except (KeyError, TypeError) as error:
+        raise DamagedFileError(path, "a matrix's numbers") from error
     plots = _plots(matrix)
     pictures = _write_images(matrix, plots, folder)
     page = filled(

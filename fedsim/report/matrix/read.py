@@ -1,6 +1,5 @@
 """From the folders of a leakage matrix's runs to its cells and to what its trainings reached."""
 
-import json
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.run.summary import final_accuracy, mean
 from fedsim.report.thresholds import EXACT
 from fedsim.storage import json_lines
+from fedsim.storage.json_objects import read_object
 
 BASELINE = "baseline.json"
 """In an audit's folder: what a guess without any gradient reaches for each picture."""
@@ -102,7 +102,7 @@ def read_baseline(folder: Path) -> dict[str, float]:
     path = folder / BASELINE
     if not path.is_file():
         return {}
-    return {str(name): float(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    return {name: float(value) for name, value in read_object(path).items()}
 
 
 def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: Mapping[str, float]) -> MatrixCell:

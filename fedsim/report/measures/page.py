@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedsim.report.measures.wording import cautions, findings
 from fedsim.report.pages import filled
 from fedsim.report.wording import DASH, count
 from fedsim.storage.durable import write_text
+from fedsim.storage.json_objects import DamagedFileError, read_object
 
 SPREAD_NOTE = "± is the standard deviation over runs, or of a single run over what was drawn for it."
 
@@ -184,8 +184,12 @@ def build_measures_page(folder: Path) -> Path:
 
     Raises:
         FileNotFoundError: there are no measures.
+        DamagedFileError: the file holds none.
     """
-    measures = json.loads((folder / "measures.json").read_text(encoding="utf-8"))
+    path = folder / "measures.json"
+    measures = read_object(path)
+    if missing := {"runs", "settings", "seed", "figures"} - measures.keys():
+        raise DamagedFileError(path, f"measures, with {', '.join(sorted(missing))}")
     made = tables(measures)
     found, few = findings(measures), cautions(measures)
     header = f"# Measures of {count(len(grouped(measures['runs'])), 'model')}\n\n" + " ".join([*found, *few]) + "\n\n"

@@ -71,6 +71,22 @@ def test_other_settings_in_the_same_folder_are_refused(audit, command):
     assert "other settings: audit.num_images=2 now, 1 there" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "written", "said"),
+    [
+        ("config.yaml", "", "choose a new folder, the config.yaml in this one is damaged"),
+        ("config.yaml", "a: [", "choose a new folder, the config.yaml in this one is damaged"),
+        ("attacks.jsonl", '{"cut\n', "attacks.jsonl, line 1: damaged, it must hold a JSON object"),
+    ],
+)
+def test_damaged_files_of_a_folder_are_named(name, written, said, audit, command):
+    folder = audit("audit.num_images=1")
+    (folder / name).write_text(written)
+    code, _, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, "audit.num_images=1")
+    assert code == 2
+    assert said in err.replace("\n", " ")
+
+
 def test_other_images_or_weights_under_the_same_paths_are_refused(command, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)

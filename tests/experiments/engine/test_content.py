@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.engine.content import FILE, keep_content
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 from fedsim.storage.run_folder import RunFolder
 
 CONTENT = {"weights": "a", "model code": [100.0, -1.0], "images": "b"}
@@ -42,6 +42,12 @@ def test_rounding_and_what_was_not_noted_are_no_other_content(folder):
     }
     with pytest.raises(ConfigError, match="other public images"):
         keep_content(folder, {"public images": "e"})
+
+
+def test_what_was_noted_may_be_damaged(folder):
+    (folder.root / FILE).write_text('{"weights"')
+    with pytest.raises(RunError, match=r"content\.json: damaged"):
+        keep_content(folder, CONTENT)
 
 
 def test_without_results_there_is_nothing_to_mix(tmp_path):

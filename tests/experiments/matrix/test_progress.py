@@ -72,3 +72,9 @@ def test_the_line_of_a_training_has_its_own_accuracy_and_not_the_mean_over_seeds
 def test_a_run_is_logged_by_its_title_and_not_by_all_of_its_settings(tmp_path):
     unit = MatrixRun("mjp", TRAINING, "0", tmp_path, {"seed": 0})
     assert str(unit) == "row mjp (training, seed 0)"
+
+
+@pytest.mark.parametrize(("written", "before"), [('{"seconds": 90.5}', 90.5), ('{"seco', 0.0), ("{}", 0.0)])
+def test_a_damaged_matrix_file_costs_the_seconds_of_earlier_calls_alone(written, before, tmp_path):
+    (tmp_path / "matrix.json").write_text(written)
+    assert MatrixProgress(SimpleNamespace(), tmp_path, [], (), []).seconds - before == pytest.approx(0, abs=5)

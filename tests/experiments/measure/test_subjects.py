@@ -36,6 +36,14 @@ def test_a_checkpoint_of_a_round(write_run, settings):
         load_subjects(settings([folder], measure={"round": 5}))
 
 
+@pytest.mark.parametrize("written", [b"", b"a: [", b"\xff\xfe\xff", b"- a"])
+def test_damaged_settings_are_no_run_s(written, write_run, settings):
+    folder = write_run("a")
+    (folder / "config.yaml").write_bytes(written)
+    with pytest.raises(ConfigError, match=r"its config\.yaml is not a run's"):
+        load_subjects(settings([folder]))
+
+
 def test_the_last_round_is_that_of_the_largest_number(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     for number in (99999, 100000):
