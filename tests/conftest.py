@@ -23,6 +23,8 @@ STARTS = {"ray_on_this_machine": "ray", "mortal": "subprocess", "site": "subproc
 """Fixtures, and the marker of the tests that use them."""
 # Ray's workers are nice by 15: beside the tests of other processes they would wait for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Processes that are forked from one whose OpenMP has several threads wait for them for ever.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 guard = ProcessGuard()
 # Nothing that collection and its imports make is garbage; looking for some takes seconds in each of xdist's processes.
 gc.disable()

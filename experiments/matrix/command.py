@@ -21,6 +21,7 @@ from experiments.engine.content import content_of, federated_content
 from experiments.engine.setup import Setup, engine, prepare
 from experiments.matrix.progress import MatrixProgress, Watch, describe_end, read_matrix
 from experiments.matrix.rows import (
+    Asked,
     Composer,
     audit_config,
     described,
@@ -29,11 +30,13 @@ from experiments.matrix.rows import (
     training_config,
 )
 from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd, UnitWorker, check_unit, finished, run_unit
+from fedsim.errors import ConfigError
 from fedsim.report.matrix.files import build_matrix_report, write_matrix
 from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.matrix.wording import few
 from fedsim.report.wording import count
 from fedsim.settings.commands import AuditConfig, MatrixConfig, RunConfig
+from fedsim.settings.composition import Config
 from fedsim.settings.groups import AuditedImages
 from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
@@ -110,7 +113,7 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
     for row in rows:
         seeds = range(config.seed, config.seed + matrix.seeds)
         composed = [composer.row(row, seed) for seed in seeds]
-        parse(AuditedImages, composed[0]["audit"], "audit").check_batches()
+        _check_row(row, composed[0])
         trainings = [
             MatrixRun(
                 row.name,
@@ -134,6 +137,15 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
         config = _with_engine(config, units, training, audit, len(chosen))
         units = [unit.on(config.simulation.engine) for unit in units]
     return MatrixProgress(config, root, rows, told, units, len(training.data.test))
+
+
+def _check_row(row: Asked, settings: Config) -> None:
+    """Raises ConfigError for what no training or audit could work with; a defense's own refusal is a result."""
+    try:
+        check_federated(parse(RunConfig, training_config(settings)))
+        parse(AuditedImages, settings["audit"], "audit").check_batches()
+    except ConfigError as error:
+        raise ConfigError(f"matrix.defenses.{row.name}", row.settings or "[]", fault=str(error)) from error
 
 
 def _with_engine(

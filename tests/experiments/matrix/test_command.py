@@ -274,6 +274,8 @@ def test_two_processes_are_not_at_work_in_one_folder(matrix, computed, tmp_path)
         (["defense=[mjp]"], ["matrix.defenses names them"]),
         (["+matrix.defenses.x=[mjpp]", "matrix.rows=[x]"], ["matrix.defenses.x=mjpp", "mjpp"]),
         (["+matrix.defenses.x=[mjp,'mjp.ration=1']", "matrix.rows=[x]"], ["matrix.defenses.x", "mjp.ration"]),
+        (["+matrix.defenses.x=['client.batch_size=0']", "matrix.rows=[none,x]"], ["matrix.defenses.x", "batch_size=0"]),
+        (["+matrix.defenses.x=[half,'num_rounds=0']", "matrix.rows=[none,x]"], ["matrix.defenses.x", "num_rounds=0"]),
         (["+matrix.attacks.x=[]", "matrix.columns=[x]"], ["matrix.attacks.x", "one option"]),
         (["+matrix.defenses.x=5", "matrix.rows=[x]"], ["matrix.defenses.x=5", "a list"]),
         (["matrix.attacks.labels=[labels,'labels.rule=llgg']"], ["attack.labels.rule=llgg"]),
