@@ -161,6 +161,16 @@ def test_scores_against_private_pictures_stand_beside_the_others(write_run: Any,
     assert "How close to the clients’ own they came; closer to what the model saw" in text
 
 
+@pytest.mark.parametrize("history", [False, True])
+def test_a_page_says_where_results_are_of_earlier_rounds_too(history: bool, write_run: Any, records: Any) -> None:
+    folder = write_run([records.attack(number, 0, records.image(20.0)) for number in (1, 2)])
+    with (folder / "config.yaml").open("a") as config:
+        config.write(f"observe: {{every: 1, history: {str(history).lower()}}}\n")
+    check_page(build_report(folder))
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert ("of its own round and of those before it" in text) == history
+
+
 @pytest.mark.parametrize(("seen", "own"), [(60.0, 60.0), (160.0, 160.4)])  # the latter differ by rounding alone
 def test_scores_that_do_not_differ_are_shown_once(
     seen: float, own: float, write_run: Any, records: Any, picture: Any
