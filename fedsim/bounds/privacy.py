@@ -84,5 +84,6 @@ def largest_budgets(reports: Iterable[Mapping[str, object]]) -> dict[str, float]
 
 def spent_at_most(value: object) -> float:
     """A count as its client says it; ∞ where that is no number that a float can hold."""
-    known = isinstance(value, int | float) and abs(value) <= sys.float_info.max  # which NaN is not
-    return float(value) if known else math.inf  # type: ignore[arg-type]
+    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:  # which NaN is not
+        return float(value)
+    return math.inf
