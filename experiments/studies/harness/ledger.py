@@ -8,7 +8,8 @@ from typing import Any
 
 from fedsim.errors import ConfigError
 from fedsim.storage.durable import append_whole, locked, write_text
-from fedsim.storage.json_lines import complete_lines, mend
+from fedsim.storage.json_lines import mend, rows
+from fedsim.storage.json_objects import read_object
 
 Entry = dict[str, Any]
 
@@ -24,18 +25,10 @@ class Ledger:
         """Read what an earlier call wrote; the line that it was killed in is cut off.
 
         Raises:
-            ConfigError: a line before it is no result.
+            DamagedFileError: a line before it is no result.
         """
         self.path = path
-        self.entries: list[Entry] = []
-        for number, line in enumerate(complete_lines(path), 1):
-            try:
-                self.entries.append(json.loads(line))
-            except ValueError as error:
-                name = f"{path}, line {number}"
-                raise ConfigError(
-                    "--out", name, "a result, as these studies write it; without that line it is measured again"
-                ) from error
+        self.entries: list[Entry] = list(rows(path))
         mend(path)
 
     def add(self, entry: Entry) -> None:
@@ -67,10 +60,11 @@ def settle(path: Path, settings: Mapping[str, Any]) -> None:
 
     Raises:
         ConfigError: the folder holds results of other settings.
+        DamagedFileError: what an earlier call wrote cannot be read.
     """
     asked = json.loads(json.dumps(settings))
     if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_object(path)
         for key in dict.fromkeys([*before, *asked]):
             if before.get(key) != asked.get(key):
                 there = f"{key}={before.get(key)} there, {asked.get(key)} now"

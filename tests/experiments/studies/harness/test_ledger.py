@@ -4,6 +4,7 @@ import pytest
 
 from experiments.studies.harness.ledger import Ledger, kept, settle
 from fedsim.errors import ConfigError
+from fedsim.storage.json_objects import DamagedFileError
 
 
 def test_the_line_of_the_kill_is_cut_off(tmp_path):
@@ -33,8 +34,14 @@ def test_other_settings_are_refused(tmp_path):
 
 def test_a_broken_line_is_named(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"a": 1}\n{"a": "x\n{"a": 3}\n')
-    with pytest.raises(ConfigError, match=r"results.jsonl, line 2"):
+    with pytest.raises(DamagedFileError, match=r"results.jsonl, line 2"):
         Ledger(tmp_path / "results.jsonl")
+
+
+def test_damaged_settings_are_named(tmp_path):
+    (tmp_path / "settings.json").write_text('{"seed": ')
+    with pytest.raises(DamagedFileError, match=r"settings.json"):
+        settle(tmp_path / "settings.json", {"seed": 0})
 
 
 def test_one_call_at_a_time_in_a_folder(tmp_path):
