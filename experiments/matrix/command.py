@@ -11,7 +11,7 @@ from rich.console import Console
 
 from attacks.building import build_attack
 from experiments.audit.command import choose_images
-from experiments.cli.call import console, errors, say_doing
+from experiments.cli.call import console, say_doing
 from experiments.cli.machine import cores
 from experiments.cli.places import refuse_runs
 from experiments.cli.progress import Bars
@@ -30,7 +30,7 @@ from experiments.matrix.rows import (
     training_config,
 )
 from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd, UnitWorker, check_unit, finished, run_unit
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 from fedsim.report.matrix.files import build_matrix_report, write_matrix
 from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.matrix.wording import few
@@ -51,6 +51,7 @@ def run_matrix(given: MatrixConfig | Mapping[str, Any], root: Path) -> None:
 
     Raises:
         ConfigError: a setting that no row can work with; nothing has been started then.
+        RunError: some runs failed; the page stands, with all that the others gave.
     """
     refuse_runs(root)
     say_doing("composing the runs of all rows and columns")
@@ -85,13 +86,12 @@ def _run(progress: MatrixProgress) -> None:
         matrix = read_matrix(progress)
         write_matrix(matrix, root)
         page = build_matrix_report(root)
-    failed = [unit.title for unit, end in progress.ends.items() if end.status == "failed"]
-    if failed:
-        errors.print(f"failed, and tried again by the next call: {'; '.join(failed)}", markup=False)
     for words in (*verdicts(matrix), *(": ".join(one) for one in few(matrix))):
         console.print(words, markup=False)
     console.print(f"report  {page}", markup=False)
     console.print(str(root), markup=False)
+    if failed := [unit.title for unit, end in progress.ends.items() if end.status == "failed"]:
+        raise RunError(f"failed, and tried again by the next call: {'; '.join(failed)}")
 
 
 def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:

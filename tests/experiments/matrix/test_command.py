@@ -372,8 +372,8 @@ def test_a_checkpoint_that_cannot_be_read_is_a_failure(matrix, monkeypatch):
         raise ConfigError("model.checkpoint", "x", "a state dict that fits the model")
 
     monkeypatch.setattr(matrix_units, "prepare", unread)
-    _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained")
-    assert "failed, and tried again by the next call: row none (audit, trained model)" in err
+    _, _, err = matrix("matrix.rows=[none]", "matrix.state=trained", code=2)
+    assert "error: failed, and tried again by the next call: row none (audit, trained model)" in err
 
 
 def test_a_defense_that_spoils_its_updates_is_a_failure_and_no_refusal(matrix):
@@ -381,7 +381,8 @@ def test_a_defense_that_spoils_its_updates_is_a_failure_and_no_refusal(matrix):
         "+matrix.defenses.spoils=['+defense.spoils._target_=tests.experiments.faulty_defense.Spoils',"
         "'+defense.spoils.how=flat']"
     )
-    root, _, err = matrix(spoils, "matrix.rows=[spoils]", "matrix.columns=[patch_gradient,labels]")
+    root, _, err = matrix(spoils, "matrix.rows=[spoils]", "matrix.columns=[patch_gradient,labels]", code=2)
+    assert (root / "matrix.html").is_file()
     (row,) = json.loads((root / "matrix.json").read_text())["rows"]
     stage = row["audits"]["initial"]
     assert stage["status"] == "failed"
