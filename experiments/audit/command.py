@@ -1,7 +1,7 @@
 """`fedsim-audit`: no federation; what would each shared update give away?"""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
@@ -43,6 +43,7 @@ from fedsim.observation import Observation, observation_name
 from fedsim.report.wording import count
 from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig, JobConfig
+from fedsim.settings.local.augment import STAGE
 from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.observation_files import recorded_digest
@@ -52,6 +53,14 @@ from server.attack_queue.results import ResultWriter, has_images
 from server.sums.summing import FEWEST, Sums, in_groups
 
 logger = getLogger(__name__)
+
+RECORDED: Mapping[str, Callable[[Observation], Any]] = {
+    "defenses": lambda one: one.defenses,
+    "model settings": lambda one: one.architecture.spec,
+    "fine-tuning": lambda one: one.finetune.to_record(),
+    "kind of update": lambda one: one.update.kind,
+}
+"""What a report says once of all its updates."""
 
 
 def run_audit(given: AuditConfig | Mapping[str, Any], root: Path) -> None:
@@ -335,7 +344,7 @@ def _attack_recorded(config: AuditConfig, place: str, root: Path, start: float) 
     attacks = {name: build_attack(name, settings) for name, settings in config.attack.items()}
     build_chain(config.defense)
     paths = list(find_observations(Path(place)))
-    first = load_recorded(paths[0])
+    first = _check_recorded(paths)
     for name, attack in attacks.items():
         check_fit(name, attack, first.image_shape)
     say_doing(f"attacking {count(len(paths), 'recorded observation')}")
@@ -366,7 +375,7 @@ def _attack_recorded(config: AuditConfig, place: str, root: Path, start: float) 
             try:
                 for path in paths:
                     observation = load_recorded(path)
-                    finished = frozenset(attack for name, attack in writer.done if name == path.name)
+                    finished = frozenset(attack for name, attack in writer.done if name == observation.name)
                     scheduler.submit(observation, None, finished)
                     bars.set("attacks", scheduler.finished, len(paths) * len(config.attack))
                 scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
@@ -376,14 +385,43 @@ def _attack_recorded(config: AuditConfig, place: str, root: Path, start: float) 
             _refuse_none(writer, ended, folder.log)
 
 
+def _check_recorded(paths: list[Path]) -> Observation:
+    """The first of them, of which the report takes the settings, and none is read for the first time later.
+
+    Raises:
+        ConfigError: one is damaged, is called as another is, by which results are kept, or has other settings.
+    """
+    first, called = load_recorded(paths[0]), dict[str, Path]()
+    for path in paths:
+        one = load_recorded(path)
+        if (other := called.setdefault(one.name, path)) != path:
+            fault = f"it is called {one.name} inside, as {other} is: give each a `client` or `server_round` of its own"
+            raise ConfigError("observation", path, fault=fault)
+        for what, of in RECORDED.items():
+            if of(one) != of(first):
+                wanted = "a report is of one: give each kind a folder of its own"
+                raise ConfigError("observation", path, fault=f"it has other {what} than {paths[0]}, and {wanted}")
+    return first
+
+
 def _as_recorded(config: AuditConfig, observation: Observation) -> AuditConfig:
     """The settings that the report names, from the record instead of this call."""
-    spec, size = observation.architecture.spec, observation.protocol.batch_size
+    protocol, steps = observation.protocol, observation.update.kind != "gradient"
+    same = ("batch_size", "label_smoothing", "training_mode", "precision", "max_grad_norm", "micro_batch_size")
+    client = {name: getattr(protocol, name) for name in same}
+    if steps:
+        rates = {"lr": list(dict.fromkeys(protocol.lrs))}
+        kept = ("momentum", "dampening", "nesterov", "betas", "eps", "weight_decay", "proximal_mu", "amsgrad")
+        optimizer = {"_target_": protocol.optimizer, **rates, **{name: getattr(protocol, name) for name in kept}}
+        client |= {"local_steps": protocol.steps, "optimizer": optimizer, "no_decay": bool(protocol.undecayed)}
+    chain = {settings["name"]: dict(settings) for settings in observation.defenses}
+    augment = chain.pop(STAGE, {}).get("transforms", [])
     return replace(
         config,
-        model=spec.to_dict(),
+        model=observation.architecture.spec.to_dict(),
+        finetune=observation.finetune.to_record(),
         data={"_target_": "recorded"},
-        defense={settings["name"]: dict(settings) for settings in observation.defenses},
-        client=replace(config.client, share=observation.update.kind, batch_size=size),
-        audit=replace(config.audit, batch_size=size),
+        defense=chain,
+        client=replace(config.client, share=observation.update.kind, augment=augment, **client),
+        audit=replace(config.audit, batch_size=protocol.batch_size),
     )

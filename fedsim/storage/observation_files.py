@@ -132,10 +132,9 @@ def load_observation(
             summed=record.get("summed", 1),
             replayer=replayer,
         )
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "observation", folder, fault=f"no complete observation: {error.filename} is missing"
-        ) from error
+    except FileNotFoundError as error:  # safetensors names the file in its words alone
+        missing = error.filename or str(error).rpartition(": ")[2]
+        raise ConfigError("observation", folder, fault=f"no complete observation: {missing} is missing") from error
     except (KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise ConfigError("observation", folder, fault=f"the record is damaged: {error}") from error
 
