@@ -104,7 +104,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
         writer = make_writer(config, folder, trackers, setup)
         batches = list(_unfinished(config, updates, writer))
         total, left = len(updates), len(batches)
-        if left < total:
+        if config.attack and left < total:
             console.print(
                 f"{total - left} of {total} updates were finished by an earlier call; another run_dir starts anew",
                 markup=False,
@@ -414,7 +414,9 @@ def _as_recorded(config: AuditConfig, observation: Observation) -> AuditConfig:
         kept = ("momentum", "dampening", "nesterov", "betas", "eps", "weight_decay", "proximal_mu", "amsgrad")
         optimizer = {"_target_": protocol.optimizer, **rates, **{name: getattr(protocol, name) for name in kept}}
         client |= {"local_steps": protocol.steps, "optimizer": optimizer, "no_decay": bool(protocol.undecayed)}
-    chain = {settings["name"]: dict(settings) for settings in observation.defenses}
+    named = [dict(settings) for settings in observation.defenses]
+    chain = {settings.pop("name"): settings for settings in named}
+    audited: dict[str, Any] = {"num_images": None, "batch_size": protocol.batch_size}  # as many as the folder holds
     augment = chain.pop(STAGE, {}).get("transforms", [])
     return replace(
         config,
@@ -423,5 +425,5 @@ def _as_recorded(config: AuditConfig, observation: Observation) -> AuditConfig:
         data={"_target_": "recorded"},
         defense=chain,
         client=replace(config.client, share=observation.update.kind, augment=augment, **client),
-        audit=replace(config.audit, batch_size=protocol.batch_size),
+        audit=replace(config.audit, **audited),
     )

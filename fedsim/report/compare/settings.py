@@ -74,3 +74,13 @@ def defense_settings(run: RecordedRun) -> Settings:
 def own_settings(settings: Settings, others: Sequence[Settings]) -> list[str]:
     """`key=value` of those that not all of the others have."""
     return sorted(f"{key}={value}" for key, value in settings if any((key, value) not in one for one in others))
+
+
+def telling_settings(settings: Settings, others: Sequence[Settings]) -> list[str]:
+    """`key=value` of few of them, all of which none of the others has."""
+    left, found = [one for one in others if settings - one], list[str]()
+    while left:
+        best = min(sorted(settings), key=lambda one: sum(one in other for other in left))
+        found.append("=".join(best))
+        left = [other for other in left if best in other]
+    return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedsim.metrics.chance import chance_between
 from fedsim.report.compare.against_undefended import Finding, compare, held_against, measured, unended
 from fedsim.report.compare.pooling import PooledRuns, pool_runs
-from fedsim.report.compare.settings import Settings, defense_name, own_settings
+from fedsim.report.compare.settings import Settings, defense_name, own_settings, telling_settings
 from fedsim.report.level import Level, with_theorem
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged, nothing_learned, of_images
 from fedsim.report.run.baseline import against_guess
@@ -58,11 +58,13 @@ def judge_defenses(runs: Sequence[RecordedRun]) -> list[DefenseVerdict]:
 
 
 def _name(pool: PooledRuns, pools: list[PooledRuns]) -> str:
-    """The names of the defenses, what tells these settings from others of these names, and if need be the attacks."""
+    """The names of the defenses, what tells these settings from others of these names, and if need be what else does."""
     name = defense_name(pool.example)
     own = own_settings(pool.defense, [one.defense for one in pools if _names(one.defense) == _names(pool.defense)])
     words = [word.removeprefix(f"{name}.") for word in own]
     name = f"{name} ({', '.join(words)})" if words else name
+    apart = telling_settings(pool.others, [one.others for one in pools if one.defense == pool.defense])
+    name = f"{name}, with {listed(apart)}" if apart else name
     alike = [one for one in pools if (one.others, one.defense) == (pool.others, pool.defense)]
     return f"{name}, attacked by {listed(sorted(pool.tried)) or 'nothing'}" if len(alike) > 1 else name
 

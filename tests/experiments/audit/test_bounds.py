@@ -56,6 +56,13 @@ def test_an_audit_without_attacks_and_the_same_folder_again(audit):
     assert rows(folder, "bounds") == before, "what is done is kept"
 
 
+def test_no_earlier_call_is_named_where_there_was_none(command, tmp_path):
+    few = ["audit.num_images=1", "attack=[]", "defense=[dp_sgd]", "bound=[reconstruction_robustness]"]
+    code, out, err = command("fedsim-audit", f"run_dir={tmp_path / 'run'}", *SMALL, *few)
+    assert code == 0, err
+    assert "earlier call" not in out
+
+
 def test_sums_over_clients(audit):
     names = "bound=[reconstruction_robustness,pairs]"
     folder = audit("audit.num_images=2", "attack=[labels]", "defense=[dp_sgd,secure_aggregation]", names)

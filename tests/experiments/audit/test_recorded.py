@@ -66,7 +66,8 @@ def test_a_file_that_is_missing_is_named_before_an_attack_begins(command, save, 
 
 
 def test_the_report_has_the_training_of_the_record(command, save, tmp_path):
-    folder = save("a", share="delta", local_steps=2, lr=0.05, finetune="bias", label_smoothing=0.1)
+    training = {"share": "delta", "local_steps": 2, "lr": 0.05, "finetune": "bias", "label_smoothing": 0.1}
+    folder = save("a", **training, defense=["half"], augment=["RandomHorizontalFlip"])
     code, _, err = command("fedsim-audit", f"observation={folder}", *SMALL, f"run_dir={tmp_path / 'run'}")
     assert code == 0, err
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
@@ -76,4 +77,7 @@ def test_the_report_has_the_training_of_the_record(command, save, tmp_path):
     assert (client["local_steps"], client["optimizer"]["lr"]) == (2, [0.05])
     for name in ("batch_size", "label_smoothing", "training_mode", "precision"):
         assert client[name] == protocol[name]
+    assert client["augment"] == ["RandomHorizontalFlip"]
+    assert config["defense"] == {"half": {"_target_": "defenses.Half", "dtype": "float16", "error_feedback": False}}
+    assert config["audit"]["num_images"] is None
     assert "<dd>Bias" in (tmp_path / "run" / "report.html").read_text()

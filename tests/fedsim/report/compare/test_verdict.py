@@ -197,6 +197,13 @@ def test_seeds_with_other_attacks_are_not_pooled(run: Any) -> None:
     assert "Not tried against the defense: a." in other.details
 
 
+def test_one_defense_in_other_settings_is_told_by_these(run: Any) -> None:
+    """Three headings of one name said three levels, and none of which model or batch they are."""
+    runs = [run("{d: {}}", {"a": [11.0]}, more=more) for more in ("", "\nbatch: 2", "\nbatch: 2\nmodel: b", "\nx: 1")]
+    names = [one.name for one in judge_defenses(runs)]
+    assert names == ["d", "d, with batch=2", "d, with model=b", "d, with x=1"]
+
+
 def test_what_an_attack_declares_to_know_makes_no_other_attack(run: Any) -> None:
     plain = run("{}", {"a": [70.0] * 4}, attack="{steps: 9}")
     found = run("{d: {}}", {"a": [60.0] * 4}, attack="{steps: 9, knows: [weights]}")
