@@ -58,7 +58,7 @@ def judge_defenses(runs: Sequence[RecordedRun]) -> list[DefenseVerdict]:
 
 
 def _name(pool: PooledRuns, pools: list[PooledRuns]) -> str:
-    """The names of the defenses, what tells these settings from others of these names, and if need be what else does."""
+    """The names of the defenses, and what tells this pool from others of these names."""
     name = defense_name(pool.example)
     own = own_settings(pool.defense, [one.defense for one in pools if _names(one.defense) == _names(pool.defense)])
     words = [word.removeprefix(f"{name}.") for word in own]
