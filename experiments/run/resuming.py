@@ -9,6 +9,7 @@ from experiments.cli.call import console
 from experiments.engine.reporting import tell_end
 from fedsim.errors import ConfigError
 from fedsim.report.render import report_run
+from fedsim.storage.json_objects import read_object
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 from server.attack_queue.pending import PendingObservations
@@ -20,8 +21,13 @@ STATES_IN_A_POINT = 4
 
 
 def finished(root: Path) -> bool:
-    """Whether the run in this folder came to its end; then its report is built anew and printed."""
-    if not (root / "summary.json").is_file():
+    """Whether the run in this folder came to its end; then its report is built anew and printed.
+
+    Raises:
+        DamagedFileError: that cannot be told; nothing is removed then.
+    """
+    summary = root / "summary.json"
+    if not summary.is_file() or read_object(summary).get("finished") is not True:
         return False
     console.print("this run is finished", markup=False)
     folder = RunFolder(root)
@@ -46,7 +52,10 @@ def go_back(folder: RunFolder, pending: PendingObservations, every: float | None
     point = newest_point(SealedStates(folder.resume_points), say)
     if point is None and every is None:
         raise ConfigError("resume", folder.root, "a run with resume points; resume_every_seconds=null left none there")
-    server_round = -1 if point is None else point.server_round
+    server_round, results = (-1, 0) if point is None else (point.server_round, point.tracked)
+    for name, lines in (("metrics", server_round + 1), ("attacks", results)):
+        if (found := sum(1 for _ in folder.rows(name))) < lines:
+            say(f"{folder.root / name}.jsonl has {found} of {lines} lines that it had after round {server_round}")
     for name in ("metrics", "timings"):
         folder.keep_rows(name, lambda row: row["round"] <= server_round)
     waiting = pending.names()

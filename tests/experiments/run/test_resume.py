@@ -13,6 +13,7 @@ import shutil
 import sys
 
 import pytest
+from flwr.app import ArrayRecord
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.cli.call import run_command
@@ -21,8 +22,10 @@ from experiments.run import resumed, resuming
 from fedsim.errors import ConfigError
 from fedsim.report import render
 from fedsim.simulation import SimulatedGrid
+from fedsim.storage.json_objects import DamagedFileError
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import ARRAYS, SealedStates
+from server.resume.points import ResumePoint
 from tests.experiments.run_files import rows
 
 SMALL = [
@@ -370,6 +373,28 @@ def test_points_of_another_format_and_none_at_all_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="a resume point of format 1, not 2"):
         resuming.go_back(folder, pending, 30.0)
     assert list(folder.rows("metrics")) == [{"round": 3}]
+
+
+@pytest.mark.parametrize("said", ["[]", "", '{"finished": false}'])
+def test_a_summary_that_does_not_say_finished_costs_no_resume_point(tmp_path, said):
+    SealedStates(tmp_path / "resume").write(3, {})
+    (tmp_path / "summary.json").write_text(said)
+    if said.startswith("{"):
+        assert not resuming.finished(tmp_path)
+    else:
+        with pytest.raises(DamagedFileError, match=r"summary\.json: damaged"):
+            resuming.finished(tmp_path)
+    assert SealedStates(tmp_path / "resume").numbers() == [3]
+
+
+def test_lines_that_were_there_at_the_point_and_are_gone_are_said(tmp_path, capsys):
+    folder = RunFolder(tmp_path)
+    folder.append("metrics", {"round": 1})
+    SealedStates(folder.resume_points).write(1, vars(ResumePoint(1, ArrayRecord(), {}, {}, 0.0, tracked=2)))
+    resuming.go_back(folder, resuming.PendingObservations(folder.resume_points / "pending", folder.observations), 30.0)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"{tmp_path}/metrics.jsonl has 1 of 2 lines that it had after round 1"
+    assert said[1] == f"{tmp_path}/attacks.jsonl has 0 of 2 lines that it had after round 1"
 
 
 def test_a_run_at_work_is_not_resumed_beside_it(command, copied):
