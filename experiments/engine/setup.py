@@ -9,7 +9,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import Tensor, nn
 
 from attacks.base import Attack
@@ -35,10 +34,9 @@ from fedsim.observation_factory import ObservationFactory
 from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
 from fedsim.settings.class_folders import refuse_one_class
-from fedsim.settings.commands import AuditConfig, FederatedConfig, JobConfig, PriorConfig, RunConfig, config_of
+from fedsim.settings.commands import FederatedConfig, JobConfig, PriorConfig, RunConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.settings.groups import ClientSettings
-from fedsim.settings.knowledge import without_knowledge
 from fedsim.settings.schema import plain
 from fedsim.simulation.placement import anywhere
 from fedsim.simulation.ray_cluster import ray_cluster
@@ -218,82 +216,6 @@ def assemble(
     costs = tuple(float(attack.cost) for attack in attacks.values())
     learned = {name: attack.learned_from for name, attack in attacks.items() if attack.learned_from}
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs, learned)
-
-
-def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> RunFolder:
-    """Create the run folder and write the resolved configuration into it.
-
-    Args:
-        expected: the configuration that an earlier call wrote there; None for a new folder.
-
-    Raises:
-        ConfigError: the earlier call had other settings, or what it wrote is damaged.
-    """
-    text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)
-    there = {} if expected is None else _settings_of(expected, root)
-    if expected is not None and (other := first_difference(_comparable(expected), _comparable(text))):
-        key, before, now = other
-        if isinstance(config, AuditConfig) and "observe" in there:
-            raise ConfigError("run_dir", root, fault="choose a new folder, this one holds a federated run")
-        differs = f"{key}={now} now, {before} there"
-        raise ConfigError(
-            "run_dir", root, fault=f"choose a new folder, this one holds a run with other settings: {differs}"
-        )
-    folder = RunFolder(root)
-    folder.write_text("config.yaml", text)
-    return folder
-
-
-def first_difference(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:
-    """The first setting that differs: (dotted key, value before, value now)."""
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in dict.fromkeys([*before, *now]):
-            found = first_difference(before.get(name), now.get(name), f"{key}.{name}" if key else str(name))
-            if found:
-                return found
-        return None
-    if isinstance(now, tuple):
-        now = list(now)
-    return None if before == now else (key, before, now)
-
-
-def _settings_of(text: str, root: Path) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError("run_dir", root, fault="choose a new folder, the config.yaml in this one is damaged")
-    return found
-
-
-def _comparable(text: str) -> dict[str, Any]:
-    """The settings that results depend on."""
-    config: dict[str, Any] = yaml.safe_load(text)
-    if isinstance(config.get("audit"), dict):  # how many updates an attack gets at once changes rounding alone
-        config["audit"].pop("victims", None)
-    if not config.get("bound"):  # folders of before there were any have no such key
-        config.pop("bound", None)
-    if build_finetune(config.get("finetune") or {}).whole:  # as with folders of before there was a choice
-        config.pop("finetune", None)
-    if (config.get("model") or {}).get("checkpoint_head") is True:  # as with folders of before there was a choice
-        del config["model"]["checkpoint_head"]
-    client = config.get("client") or {}
-    if client.get("schedule", {}).get("shape") == "constant" and not client["schedule"].get("warmup"):
-        del client["schedule"]  # the same as in folders of before there was one
-    usual: dict[str, Any] = {"precision": "float32", "augment": [], "compile": False, "no_decay": False}
-    usual |= {"max_grad_norm": None, "micro_batch_size": None}
-    for key in usual.keys() & client.keys():
-        if client[key] == usual[key]:
-            del client[key]
-    kept = {key: value for key, value in config.items() if key not in ("run_dir", "simulation", "ray", "tracker")}
-    attacks = {name: without_knowledge(settings) for name, settings in (config.get("attack") or {}).items()}
-    return kept | {"attack": attacks, "simulation": bits_of(config.get("simulation") or {})}
-
-
-def bits_of(simulation: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the simulation that change the bits of results."""
-    return {key: simulation[key] for key in ("threads", "worker_sums") if key in simulation}
 
 
 def make_writer(config: JobConfig, folder: RunFolder, trackers: Trackers, setup: Setup | None = None) -> ResultWriter:

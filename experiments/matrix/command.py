@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from attacks.building import build_attack
-from experiments.audit.command import choose_images
+from experiments.audit.images import choose_images
 from experiments.cli.call import console, say_doing
 from experiments.cli.machine import cores
 from experiments.cli.places import refuse_runs

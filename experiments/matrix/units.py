@@ -15,13 +15,15 @@ import yaml
 from torch import Tensor
 
 from defenses.update.leakage_gate import LeakageGate
-from experiments.audit.command import audit_prepared, choose_images, divide, run_audit
+from experiments.audit.command import audit_prepared, run_audit
+from experiments.audit.images import choose_images, divide
 from experiments.cli import call as cli
 from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import quiet_libraries
 from experiments.engine.choice import device_on
 from experiments.engine.content import Content, first_other, of_other
-from experiments.engine.setup import Setup, bits_of, first_difference, prepare
+from experiments.engine.folders import bits_of, first_difference
+from experiments.engine.setup import Setup, prepare
 from experiments.run.command import run_federated
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.image import psnr

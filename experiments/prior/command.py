@@ -12,10 +12,10 @@ from torch import Tensor
 
 from attacks.learned.checkpoint import save_trained
 from clients.app import resolve_device
-from experiments.audit.command import open_or_resume
 from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
+from experiments.engine.folders import open_or_resume
 from experiments.engine.setup import Setup, prepare
 from experiments.prior.autoencoder import drawn, rebuilt, train_generator
 from experiments.prior.inversion import inverted, train_inversion

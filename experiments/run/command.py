@@ -31,6 +31,7 @@ from experiments.cli.validation import (
 )
 from experiments.engine.choice import estimate_run, with_engine
 from experiments.engine.content import federated_content, keep_content
+from experiments.engine.folders import open_folder
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import (
@@ -39,7 +40,6 @@ from experiments.engine.setup import (
     load_recorded,
     make_scheduler,
     make_writer,
-    open_folder,
     prepare,
 )
 from experiments.flower.grid import NumberedGrid

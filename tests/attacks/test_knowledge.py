@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from attacks.building import build_attack
-from experiments.engine.setup import _comparable
+from experiments.engine.folders import comparable
 from fedsim.errors import ConfigError
 from fedsim.settings.knowledge import read_knowledge
 
@@ -37,6 +37,6 @@ def test_what_is_no_list_of_words_is_refused(declared):
 
 def test_other_words_are_the_same_run():
     """A folder of an earlier version, or one whose words were mended, goes on."""
-    text = "attack: {x: {_target_: y, steps: 1, knows: [the model]}}"
-    assert _comparable(text) == _comparable("attack: {x: {_target_: y, steps: 1}}")
-    assert _comparable(text) != _comparable("attack: {x: {_target_: y, steps: 2}}")
+    one = {"_target_": "y", "steps": 1}
+    assert comparable({"attack": {"x": one | {"knows": ["the model"]}}}) == comparable({"attack": {"x": one}})
+    assert comparable({"attack": {"x": one}}) != comparable({"attack": {"x": one | {"steps": 2}}})

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.audit.command import choose_images
+from experiments.audit.images import choose_images
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from experiments.studies.april.options import CLOSED_FORM, CURVES, FIXED_PE, TWINS

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.audit.command import choose_images
+from experiments.audit.images import choose_images
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from experiments.studies.harness.ledger import Entry

@@ -9,7 +9,7 @@ from torch import nn
 
 from attacks.running import run_attack
 from defenses.compose import build_chain
-from experiments.audit.command import choose_images
+from experiments.audit.images import choose_images
 from experiments.matrix.units import guess
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry, Ledger

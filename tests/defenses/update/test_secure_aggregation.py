@@ -8,7 +8,7 @@ import yaml
 
 from defenses import GradientNoise, Plan, SecureAggregation
 from defenses.compose import build_chain, load_wrappers
-from experiments.audit.command import divide
+from experiments.audit.images import divide
 from experiments.audit.worker import AuditBatch, AuditWorker
 from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
