@@ -44,8 +44,12 @@ def defense_name(run: RecordedRun) -> str:
 
 
 def apart_from_defense(run: RecordedRun) -> Settings:
-    """What a fair comparison of defenses holds equal: all but defense, attack, bounds, seeds and engine."""
-    return frozenset((key, value) for key, value in _of_the_pictures(run) if key.split(".")[-1] != "seed")
+    """What a fair comparison of defenses holds equal: all but defense, attack, bounds, seeds and engine.
+
+    A file of weights is its content: trained once more, it has the same name.
+    """
+    weights = {("weights", run.weights[:8])} if run.weights else set[tuple[str, str]]()
+    return frozenset((key, value) for key, value in _of_the_pictures(run) if key.split(".")[-1] != "seed") | weights
 
 
 def seeds(run: RecordedRun) -> Settings:

@@ -73,6 +73,7 @@ class RecordedRun:
         config_text: the same as text.
         bounds: what stands beside the attacks.
         classes: names of the data's classes, in the order of their labels; empty where they are not known.
+        weights: digest of the file of weights that the model began with; empty where it had none, or nothing says.
         damaged: what could not be read, as `metrics.jsonl: 1 line`.
     """
 
@@ -85,6 +86,7 @@ class RecordedRun:
     bounds: tuple[BoundRecord, ...] = ()
     summary: dict[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    weights: str = ""
     damaged: tuple[str, ...] = ()
 
     @property
@@ -154,7 +156,7 @@ class RecordedRun:
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read `config.yaml`, `summary.json`, `classes.json`, and the lines of metrics, timings, attacks and bounds.
+    """Read the settings, the summary, the classes, the weights, and the lines of metrics, timings, attacks and bounds.
 
     Where a resumed run wrote a round or an attack twice, the later line counts.
 
@@ -164,7 +166,7 @@ def read_run(folder: Path) -> RecordedRun:
     if not folder.is_dir():
         raise FileNotFoundError(f"no run folder at {folder}")
     damaged: list[str] = []
-    config, text = _read_config(folder / "config.yaml", damaged)
+    config, config_text = _read_config(folder / "config.yaml", damaged)
     rounds = _read_lines(folder / "metrics.jsonl", _round, damaged)
     timings = _read_lines(folder / "timings.jsonl", _timing, damaged)
     attacks = _read_lines(folder / "attacks.jsonl", attack_record, damaged)
@@ -174,13 +176,14 @@ def read_run(folder: Path) -> RecordedRun:
     return RecordedRun(
         path=folder,
         config=config,
-        config_text=text,
+        config_text=config_text,
         rounds=tuple(by_round[number] for number in sorted(by_round)),
         timings=tuple(measured[number] for number in sorted(measured)),
         attacks=tuple({(record.observation, record.attack): record for record in attacks}.values()),
         bounds=tuple({record.bound: record for record in [*_over_rounds(by_round), *bounds]}.values()),
-        summary=_read_summary(folder / "summary.json", damaged),
+        summary=_read_object(folder / "summary.json", damaged),
         classes=_read_classes(folder / "classes.json", damaged),
+        weights=text(_read_object(folder / "content.json", damaged).get("weights")) or "",
         damaged=tuple(damaged),
     )
 
@@ -212,15 +215,15 @@ def _parsed_config(text: str) -> dict[str, Any]:
     return {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
 
 
-def _read_summary(path: Path, damaged: list[str]) -> dict[str, Any]:
-    text = _read_text(path)
-    if not text.strip():
+def _read_object(path: Path, damaged: list[str]) -> dict[str, Any]:
+    content = _read_text(path)
+    if not content.strip():
         return {}
-    summary = _parsed(text)
-    if not isinstance(summary, dict):
+    found = _parsed(content)
+    if not isinstance(found, dict):
         damaged.append(path.name)
         return {}
-    return summary
+    return found
 
 
 def _read_classes(path: Path, damaged: list[str]) -> tuple[str, ...]:

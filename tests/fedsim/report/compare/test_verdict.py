@@ -197,6 +197,17 @@ def test_seeds_with_other_attacks_are_not_pooled(run: Any) -> None:
     assert "Not tried against the defense: a." in other.details
 
 
+def test_a_file_of_weights_that_has_changed_is_another_model(run: Any) -> None:
+    """The same path, trained once more: no defense is held against another model without it."""
+    runs = [run("{}", {"a": [70.0] * 8}), run("{d: {}}", {"a": [12.0] * 8})]
+    for one, weights in zip(runs, ("aa", "bb"), strict=True):
+        (one.path / "content.json").write_text(json.dumps({"weights": weights}))
+    assert judge_defenses(runs)[0].comparison.startswith("Leaks less than undefended")
+    (verdict,) = judge_defenses([read_run(one.path) for one in runs])
+    assert verdict.comparison == ""
+    assert any(words.startswith("There is no undefended run") for words in verdict.details)
+
+
 def test_one_defense_in_other_settings_is_told_by_these(run: Any) -> None:
     """Three headings of one name said three levels, and none of which model or batch they are."""
     runs = [run("{d: {}}", {"a": [11.0]}, more=more) for more in ("", "\nbatch: 2", "\nbatch: 2\nmodel: b", "\nx: 1")]
