@@ -46,8 +46,7 @@ def test_one_picture_leaves_nothing_to_search(tools: ModuleType, cpu: torch.devi
     assert tools.psnr(result.images[0], tools.photographs(32)[0]) > 80.0
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("count", "drawn"), [(1, False), (2, True)])
 def test_a_sincos_embedding_leaves_more_to_search_and_hides_nothing(
     count: int, drawn: bool, tools: ModuleType, cpu: torch.device
 ) -> None:

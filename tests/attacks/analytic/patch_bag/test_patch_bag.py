@@ -24,13 +24,19 @@ SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 2, "init_values": 0.1}
 ROTARY, RELATIVE = "vit_small_patch16_dinov3", "beit_base_patch16_224"
 
 
-def model(name, **kwargs):
-    return ModelSpec(name, 10, img_size=24, patch_size=8, dtype="float64", kwargs={**SMALL, **kwargs}).build(0)
+def model(name, side=24, **kwargs):
+    return ModelSpec(name, 10, img_size=side, patch_size=8, dtype="float64", kwargs={**SMALL, **kwargs}).build(0)
 
 
 @pytest.fixture(scope="module")
 def image():
     return photograph()
+
+
+@pytest.fixture(scope="module")
+def small(image):
+    """Four patches of it, which take a third of the time of nine."""
+    return image[..., 4:20, 4:20].contiguous()
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +57,11 @@ def run(seen, **settings):
     return PatchBag(**settings)(seen, torch.Generator().manual_seed(0), CPU)
 
 
-@pytest.mark.parametrize("name", [ROTARY, RELATIVE])
-def test_the_image_comes_back_in_its_order(name, image, found):
-    result = found if name == ROTARY else run(fedsim.observe(model(name), image, [3]))
-    assert result.certificate.certified, result.certificate
-    torch.testing.assert_close(result.images.double(), image.double(), rtol=0, atol=1e-6)
+def test_the_image_comes_back_in_its_order(image, small, found):
+    relative = run(fedsim.observe(model(RELATIVE, 16), small, [3]))
+    for result, own in ((found, image), (relative, small)):
+        assert result.certificate.certified, result.certificate
+        torch.testing.assert_close(result.images.double(), own.double(), rtol=0, atol=1e-6)
 
 
 def test_linear_conditions_leave_every_mean_of_patches(seen, image):
@@ -128,7 +134,7 @@ def test_exchanges_and_replacements_find_an_order_with_repeats():
     assert error == 0.0
 
 
-def test_no_position_at_all_leaves_the_order_open(image, monkeypatch):
+def test_no_position_at_all_leaves_the_order_open(small, monkeypatch):
     """The patches that it found are looked at, beside the image that it makes of them."""
     tokens = []
 
@@ -138,14 +144,14 @@ def test_no_position_at_all_leaves_the_order_open(image, monkeypatch):
         return found
 
     monkeypatch.setattr(attack, "find_tokens", searched)
-    without = fedsim.observe(model("vit_base_patch16_224", pos_embed="none"), image, [3])
-    removed = fedsim.observe(model("vit_base_patch16_224"), image, [3], defense=["no_pe"])
+    without = fedsim.observe(model("vit_base_patch16_224", 16, pos_embed="none"), small, [3])
+    removed = fedsim.observe(model("vit_base_patch16_224", 16), small, [3], defense=["no_pe"])
     for seen in (without, removed):
         result = run(seen)
         assert "up to their order" in result.certificate.reason
         assert not result.certificate.certified
         assert result.certificate.values["patches_found"] == 1.0
-        true = patches_of(seen, image)
+        true = patches_of(seen, small)
         found = patches_of(seen, PatchBag()._image(seen, _bag(_system(seen, CPU), tokens[-1]).patches)[0])
         assert float(torch.cdist(true, found).amin(dim=1).max()) < 1e-5
 
@@ -183,12 +189,12 @@ def test_twins_have_the_same_neighbours():
     assert len(twins(torch.zeros(4, dtype=torch.long), (2, 2))) == 0
 
 
-def test_patches_that_are_alike_count_once(image):
-    blank = image.clone()
-    blank[..., :8, :16] = 1.0
-    seen = fedsim.observe(model("vit_base_patch16_224", pos_embed="none"), blank, [3])
-    assert _system(seen, CPU).distinct == 8
-    placed = run(fedsim.observe(model(ROTARY), blank, [3]))
+def test_patches_that_are_alike_count_once(small):
+    blank = small.clone()
+    blank[..., :8, :] = 1.0
+    seen = fedsim.observe(model("vit_base_patch16_224", 16, pos_embed="none"), blank, [3])
+    assert _system(seen, CPU).distinct == 3
+    placed = run(fedsim.observe(model(ROTARY, 16), blank, [3]))
     torch.testing.assert_close(placed.images.double(), blank.double(), rtol=0, atol=1e-6)
 
 
