@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import fedsim
 from attacks.label import RecoverLabels
 from attacks.label.public_images.gradients import folded, likest
+from attacks.optimization.second_order import starts
 from defenses import Withhold
 from fedsim.errors import NotApplicable
 from fedsim.models import ModelSpec
@@ -53,8 +54,9 @@ def test_an_image_that_is_public_has_the_client_s_own_gradient(observe, rng, cpu
     assert result.certificate.values["cosine"] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_search_goes_on_with_that_label(digits, observe):
+def test_a_search_goes_on_with_that_label(digits, observe, monkeypatch):
     """LayerNorms alone: no rule read a label there before."""
+    monkeypatch.setattr(starts, "RACERS", 1)  # the nearest public image comes near
     images, labels = digits
     result = fedsim.attack("gauss_newton", observe([1], NORMS_ALONE), starts=["public"], restarts=1, steps=10)
     assert result.labels.tolist() == [int(labels[1])]
