@@ -103,10 +103,11 @@ def test_what_is_shared_is_what_it_says():
     assert "pos_embed" not in tensors("sincos", "everything")
 
 
-def test_the_trained_model_knows_digits_that_it_has_not_seen():
+def test_the_trained_model_knows_digits_that_it_has_not_seen(monkeypatch):
+    monkeypatch.setattr(victims, "TRAINING_STEPS", 150)  # half of them are enough
     vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True).eval()
-    vit.load_state_dict(victims.trained())
-    images, labels = victims.digits(range(victims.PRIVATE))
+    vit.load_state_dict(victims.trained.__wrapped__())
+    images, labels = victims.digits(range(300))
     assert (vit(Normaliser(vit)(images.float())).argmax(dim=1) == labels).double().mean() > 0.8
 
 
