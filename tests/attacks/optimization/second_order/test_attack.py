@@ -108,7 +108,7 @@ def test_an_error_is_predicted_only_where_the_result_is_trusted(images):
         fedsim.History([fedsim.observe(model, one, [1], defense=[noise], server_round=r) for r, one in enumerate(each)])
         for each in (images[[0, 0]].split(1), images[:2].split(1))
     )
-    known, mixed = (solved(history, draws=20, steps=10).certificate.values for history in (same, other))
+    known, mixed = (solved(history, starts=["mean"], draws=8, steps=10).certificate.values for history in (same, other))
     assert (known["trust"], mixed["trust"]) == (1.0, 0.0)
     assert "predicted_psnr" in known
     assert "predicted_psnr" not in mixed
@@ -123,30 +123,21 @@ def test_from_a_random_gradient_it_finds_nothing(model, images):
 
 @pytest.mark.parametrize("relative", [1e-3, 1e-1])
 def test_behind_noise_it_shrinks_to_the_prior_on_a_small_module(model, images, relative):
-    gray = sum((image - 0.5).square().mean() for image in images) / 3
-    errors = []
-    for index in range(3):
-        noise = [GradientNoise(relative_norm=relative)]
-        seen = fedsim.observe(model, images[index : index + 1], torch.tensor([index]), defense=noise, seed=index)
-        found = solved(seen, draws=8, starts=["mean"], labels="bias_sign").images
-        errors.append(float((found - images[index]).square().mean()))
-    assert sum(errors) / 3 < float(gray)
-    if relative == 1e-3:
-        assert sum(errors) / 3 < float(gray) / 30
+    noise = [GradientNoise(relative_norm=relative)]
+    seen = fedsim.observe(model, images[:1], torch.tensor([0]), defense=noise)
+    found = solved(seen, draws=4, starts=["mean"], labels="bias_sign").images
+    assert float((found - images[0]).square().mean()) < float((images[0] - 0.5).square().mean()) / 30
 
 
 def test_where_the_posterior_is_narrow_its_mean_is_about_its_likeliest_image(model, images):
-    gray = float((images - 0.5).square().mean())
-    errors = {0: 0.0, 15: 0.0}
-    for index in range(3):
-        noise = [GradientNoise(relative_norm=0.3)]
-        seen = fedsim.observe(model, images[index : index + 1], torch.tensor([index]), defense=noise, seed=index)
-        for draws in errors:
-            found = solved(seen, draws=draws, starts=["mean"], labels="bias_sign")
-            errors[draws] += float((found.images - images[index]).square().mean()) / 3
-    assert errors[15] != errors[0]
-    assert errors[15] == pytest.approx(errors[0], rel=0.1)
-    assert errors[15] < 0.1 * gray
+    seen = fedsim.observe(model, images[:1], torch.tensor([0]), defense=[GradientNoise(relative_norm=0.3)])
+    likeliest, mean = (
+        float((solved(seen, draws=draws, starts=["mean"], labels="bias_sign").images - images[0]).square().mean())
+        for draws in (0, 8)
+    )
+    assert mean != likeliest
+    assert mean == pytest.approx(likeliest, rel=0.1)
+    assert mean < 0.1 * float((images[0] - 0.5).square().mean())
 
 
 def test_what_was_pruned_is_not_compared(model, images):
@@ -198,7 +189,7 @@ def test_local_steps_are_simulated(model, images, limit):
 def test_without_its_clipping_no_image_explains_clipped_steps(model, images):
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), share="delta", local_steps=3, max_grad_norm=0.3)
     told = replace(seen, protocol=replace(seen.protocol, max_grad_norm=None))
-    without, with_it = (solved(one, starts=["mean"], steps=20).images for one in (told, seen))
+    without, with_it = (solved(one, starts=["mean"], steps=6).images for one in (told, seen))
     assert psnr(without, images[:1]) < 30 < psnr(with_it, images[:1])
 
 

@@ -49,16 +49,11 @@ def test_images_of_32_pixels_come_back_with_a_sketch_of_a_tenth(rng):
 
 
 def test_behind_noise_it_ends_nearer_than_gray(model, images):
-    noise = [GradientNoise(relative_norm=0.1)]
-    errors = {"map": 0.0, "gray": 0.0}
-    for index in range(2):
-        image = images[index : index + 1]
-        seen = fedsim.observe(model, image, torch.tensor([index]), defense=noise, seed=index)
-        found = fedsim.attack(GaussNewton(**SETTINGS, memory_gib=LITTLE, labels="bias_sign"), seen)
-        errors["map"] += float((found.images - image).square().mean())
-        errors["gray"] += float((0.5 - image).square().mean())
-        assert "accepted" not in found.certificate.values, "no draws from the posterior"
-    assert errors["map"] < errors["gray"]
+    image = images[:1]
+    seen = fedsim.observe(model, image, torch.tensor([0]), defense=[GradientNoise(relative_norm=0.1)])
+    found = fedsim.attack(GaussNewton(**SETTINGS, memory_gib=LITTLE, labels="bias_sign"), seen)
+    assert "accepted" not in found.certificate.values, "no draws from the posterior"
+    assert float((found.images - image).square().mean()) < 0.5 * float((0.5 - image).square().mean())
 
 
 def test_from_a_closed_form_it_only_improves(images):
@@ -70,23 +65,22 @@ def test_from_a_closed_form_it_only_improves(images):
     assert psnr(after.images, image) >= psnr(before.images, image) - 0.1
 
 
-@pytest.mark.parametrize("dies_at", [1, 3])
-def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
+def test_a_killed_attack_goes_on_with_the_same_bits(model, images):
     seen = fedsim.observe(model, images[:2], torch.tensor([1, 4]), defense=[Withhold(["1.*"])])
     settings = {**SETTINGS, "starts": ["mean", "prior"], "steps": 12, "save_every": 1, "memory_gib": LITTLE}
     whole = _run(GaussNewton(**settings), seen)
-    attack = GaussNewton(**settings)
-    attack.session = Kept(dies_at)
-    with pytest.raises(KilledError):
-        _run(attack, seen)
-    resumed = _run(attack, seen)
-    assert torch.equal(resumed.images, whole.images)
-    assert resumed.trace == whole.trace
+    for dies_at in (1, 3):
+        attack = GaussNewton(**settings)
+        attack.session = Kept(dies_at)
+        with pytest.raises(KilledError):
+            _run(attack, seen)
+        resumed = _run(attack, seen)
+        assert torch.equal(resumed.images, whole.images)
+        assert resumed.trace == whole.trace
 
 
-@pytest.mark.parametrize("dies_at", [2, 5, 7, 13])
-def test_what_a_killed_race_had_gone_is_not_gone_again(model, images, dies_at, monkeypatch):
-    """In its rounds, on the way from its first and from its second."""
+def test_what_a_killed_race_had_gone_is_not_gone_again(model, images, monkeypatch):
+    """In a later round, on the way from its first and from its second."""
     monkeypatch.setattr(starts, "RACERS", 4)
     monkeypatch.setattr(warm_start, "RACERS", 4)
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[GradientNoise(relative_norm=0.1)], seed=1)
@@ -99,14 +93,14 @@ def test_what_a_killed_race_had_gone_is_not_gone_again(model, images, dies_at, m
     whole = _run(GaussNewton(**settings), seen)
     parts = gone.copy()
     assert parts == [3] * 4 + [6] * 2 + [3] * 2
-    gone.clear()
-    attack = GaussNewton(**settings)
-    attack.session = Kept(dies_at)
-    with pytest.raises(KilledError):
-        _run(attack, seen)
-    before = len(gone)
-    assert before == min(dies_at, 8)
-    resumed = _run(attack, seen)
-    assert gone == parts
-    assert torch.equal(resumed.images, whole.images)
-    assert resumed.trace == whole.trace
+    for dies_at in (5, 7, 13):
+        gone.clear()
+        attack = GaussNewton(**settings)
+        attack.session = Kept(dies_at)
+        with pytest.raises(KilledError):
+            _run(attack, seen)
+        assert len(gone) == min(dies_at, 8)
+        resumed = _run(attack, seen)
+        assert gone == parts
+        assert torch.equal(resumed.images, whole.images)
+        assert resumed.trace == whole.trace
