@@ -27,7 +27,13 @@ FEWER_STEPS = {
         "attack.row_space.later=0",
         "attack.first_block.starts=2",
     ),
-    "num_clients=100": ("num_clients=10", "data.auxiliary_fraction=0.7"),
+    "num_clients=100": ("num_clients=6", "data.auxiliary_fraction=0.7"),
+    "num_clients=4": ("num_clients=2", "data.auxiliary_fraction=0.7"),
+    "audit.num_images=4": ("audit.num_images=2",),
+    "bound=[reconstruction_robustness,pairs,canaries]": (
+        "bound=[reconstruction_robustness,pairs,canaries]",
+        "bound.canaries.canaries=20",
+    ),
 }
 """What takes seconds however few its steps would do: that the command works is asked here, not how far it gets."""
 RUN, COMPOSED = [b for b in SHELL if not b.needs], [b for b in SHELL if b.needs and "example" not in b.needs]
