@@ -26,7 +26,7 @@ from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
 from fedsim.update import State
 from fedsim.wire.records import from_arrays, to_arrays
-from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.reply.checks import ReplyRules
 from server.curious.federation_replies import FederationReplies, OnObservation
 from server.resume.points import ResumePoint, ResumePoints
 from server.rounds import Rounds, WorkerSums

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from fedsim.bounds.privacy import began_anew, held_by_several, is_budget, is_first_round, largest_budgets, spent_at_most
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE
-from fedsim.wire.reply_values import MALFORMED
+from fedsim.wire.reply.values import MALFORMED
 
 logger = getLogger(__name__)
 

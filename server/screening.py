@@ -10,9 +10,9 @@ from flwr.common.constant import ErrorCode
 
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE, Contribution
-from fedsim.wire.reply_checks import ReplyRules, check_evaluate_reply, read_train_reply
-from fedsim.wire.reply_values import MALFORMED, MalformedReply
-from fedsim.wire.reply_votes import Names, unlike, usual_names
+from fedsim.wire.reply.checks import ReplyRules, check_evaluate_reply, read_train_reply
+from fedsim.wire.reply.values import MALFORMED, MalformedReply
+from fedsim.wire.reply.votes import Names, unlike, usual_names
 from server.sums.on_workers import with_content
 
 logger = getLogger(__name__)

@@ -23,7 +23,7 @@ from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig
 from fedsim.settings.schema import parse
 from fedsim.simulation.actor_pool import PooledWorker
-from fedsim.wire.reply_values import MalformedReply
+from fedsim.wire.reply.values import MalformedReply
 
 UNCOMPUTED = "the update could not be computed: "
 """How the reason of a result begins where there was nothing to attack."""

@@ -10,7 +10,7 @@ from fedsim.data import ImageSet
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.wire.records import Contribution, to_arrays
-from fedsim.wire.reply_checks import check_shared
+from fedsim.wire.reply.checks import check_shared
 from server.sums.summing import RunningSum
 
 

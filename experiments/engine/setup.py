@@ -44,7 +44,7 @@ from fedsim.simulation.shipping import absolute_checkpoints, runtime_env
 from fedsim.storage.observation_files import load_observation
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.reply.checks import ReplyRules
 from server.attack_queue.results import ResultWriter
 from server.attack_queue.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.sums.summing import Sums

@@ -17,8 +17,8 @@ from fedsim.simulation.group_sums import GroupSums
 from fedsim.wire.contents import array_records
 from fedsim.wire.partial_sums import PartialSums
 from fedsim.wire.records import ARRAYS, AUDIT
-from fedsim.wire.reply_checks import ReplyRules, check_train_reply
-from fedsim.wire.reply_values import MalformedReply
+from fedsim.wire.reply.checks import ReplyRules, check_train_reply
+from fedsim.wire.reply.values import MalformedReply
 
 logger = getLogger(__name__)
 

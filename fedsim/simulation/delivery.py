@@ -7,7 +7,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from fedsim.wire.reply_values import MALFORMED
+from fedsim.wire.reply.values import MALFORMED
 
 logger = getLogger(__name__)
 

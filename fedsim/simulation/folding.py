@@ -15,8 +15,8 @@ from fedsim.simulation.group_sums import GroupSums
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import Key, PartialSums
 from fedsim.wire.records import ARRAYS, METRICS, NUM_EXAMPLES, UPDATE, buffer_names
-from fedsim.wire.reply_checks import ReplyRules
-from fedsim.wire.reply_votes import Names, unlike, usual_names
+from fedsim.wire.reply.checks import ReplyRules
+from fedsim.wire.reply.votes import Names, unlike, usual_names
 
 
 @dataclass

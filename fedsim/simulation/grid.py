@@ -24,7 +24,7 @@ from fedsim.simulation.traffic import Traffic
 from fedsim.wire.contents import config_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, PartialSums
 from fedsim.wire.records import CONFIG
-from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.reply.checks import ReplyRules
 
 logger = getLogger(__name__)
 

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from fedsim.determinism import kept_globals
 from fedsim.simulation.bundle import Bundle, Growing, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, SimulatedGrid
-from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.reply.checks import ReplyRules
 
 
 class InlineGrid(SimulatedGrid):

@@ -20,7 +20,7 @@ from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker
 from fedsim.simulation.bundle import Bundle, BundleReplies, Growing, key_of, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, SimulatedGrid, make_context
 from fedsim.simulation.placement import Request, anywhere, describe_room
-from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.reply.checks import ReplyRules
 
 logger = getLogger(__name__)
 

@@ -14,7 +14,7 @@ from fedsim.observation_factory import ObservationFactory
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import ARRAYS, Contribution, to_arrays, to_reply
-from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.reply.checks import ReplyRules
 from server.curious.federation_replies import FederationReplies
 from server.fedsgd import FedSGD
 from server.rounds import Rounds

@@ -19,7 +19,7 @@ from fedsim.settings.composition import image_side
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.storage.run_folder import RunFolder
 from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE, from_array, from_arrays, to_arrays
-from fedsim.wire.reply_checks import ReplyRules
+from fedsim.wire.reply.checks import ReplyRules
 from server.aggregation import complete
 from server.rounds import Rounds, WorkerSums
 from server.screening import Screening, plain

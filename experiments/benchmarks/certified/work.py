@@ -22,7 +22,7 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from fedsim.settings.options import option
 from fedsim.update import State
-from fedsim.wire.reply_values import MalformedReply
+from fedsim.wire.reply.values import MalformedReply
 
 LARGEST = 8
 

@@ -12,8 +12,8 @@ from fedsim.update import LocalProtocol, Update
 from fedsim.wire.blocks import Block, copied
 from fedsim.wire.partial_sums import PartialSums
 from fedsim.wire.records import ARRAYS, METRICS, UPDATE, Contribution, from_arrays, to_array, to_arrays, to_reply
-from fedsim.wire.reply_checks import ReplyRules, check_train_reply
-from fedsim.wire.reply_values import MalformedReply
+from fedsim.wire.reply.checks import ReplyRules, check_train_reply
+from fedsim.wire.reply.values import MalformedReply
 from fedsim.wire.tensor_records import TensorRecord
 
 SHAPES = {"weight": (5, 7), "bias": (5,), "scale": (), "pos": (1, 3, 11)}

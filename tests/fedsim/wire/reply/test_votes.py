@@ -1,6 +1,6 @@
 """Which names are right is what most clients say; where none are most, who adds nothing is believed."""
 
-from fedsim.wire.reply_votes import usual_names
+from fedsim.wire.reply.votes import usual_names
 
 FEW, MANY = ("loss",), ("a", "loss")
 

@@ -13,8 +13,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE, to_array, to_arrays
-from fedsim.wire.reply_checks import ReplyRules, check_evaluate_reply, check_train_reply
-from fedsim.wire.reply_values import MalformedReply
+from fedsim.wire.reply.checks import ReplyRules, check_evaluate_reply, check_train_reply
+from fedsim.wire.reply.values import MalformedReply
 from fedsim.wire.tensor_records import TensorArray
 from tests.fuzz.federation import KINDS, honest, make_net, make_rules, start
 

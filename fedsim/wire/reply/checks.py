@@ -29,7 +29,7 @@ from fedsim.wire.records import (
     from_reply,
     to_array,
 )
-from fedsim.wire.reply_values import (
+from fedsim.wire.reply.values import (
     LARGEST,
     LONGEST_TEXT,
     MalformedReply,

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from fedsim.wire.reply_values import shown
+from fedsim.wire.reply.values import shown
 
 Names = tuple[str, ...]
 

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from fedsim.wire.reply_values import MalformedReply, number, parsed, shown, whole
+from fedsim.wire.reply.values import MalformedReply, number, parsed, shown, whole
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What a client answered, before anything is made of it."""
