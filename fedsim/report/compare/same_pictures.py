@@ -41,11 +41,12 @@ class SamePicture:
 
 def same_pictures(runs: Mapping[str, RecordedRun]) -> list[SamePicture]:
     """Pictures that at least two runs observed and one rebuilt; first those whose original is known, and of them those
-    that most runs rebuilt.
+    that most runs rebuilt. What undefended runs gave away stands before the others'.
 
     Args:
         runs: by the name that the page gives them; the first `RUNS_SHOWN` that observed any are shown.
     """
+    runs = dict(sorted(runs.items(), key=lambda one: bool(defense_settings(one[1]))))
     swept = _swept(list(runs.values()))
     observed = ((name, found) for name, run in runs.items() if (found := _best(run, swept)))
     best = dict(islice(observed, RUNS_SHOWN))

@@ -68,7 +68,8 @@ def test_the_numbers_of_a_comparison(runs: list[Path], tmp_path: Path) -> None:
     assert [verdict.name for verdict in comparison.verdicts] == ["mjp"]
     original = comparison.pictures[0].original
     assert original is not None
-    assert [result.psnr for result in comparison.pictures[0].results] == [80.0, 15.0]
+    for given in (comparison, compare_runs(runs[::-1], tmp_path, "x")):  # the undefended one first
+        assert [result.psnr for result in given.pictures[0].results] == [80.0, 15.0]
 
 
 def test_the_command_chooses_the_page(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
