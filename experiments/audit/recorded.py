@@ -114,9 +114,10 @@ def _as_recorded(config: AuditConfig, observation: Observation) -> AuditConfig:
     same = ("batch_size", "label_smoothing", "training_mode", "precision", "max_grad_norm", "micro_batch_size")
     client = {name: getattr(protocol, name) for name in same}
     if steps:
-        rates = {"lr": list(dict.fromkeys(protocol.lrs))}
+        rates = list(dict.fromkeys(protocol.lrs))
         kept = ("momentum", "dampening", "nesterov", "betas", "eps", "weight_decay", "proximal_mu", "amsgrad")
-        optimizer = {"_target_": protocol.optimizer, **rates, **{name: getattr(protocol, name) for name in kept}}
+        optimizer = {"_target_": protocol.optimizer, "lr": rates[0] if len(rates) == 1 else rates}
+        optimizer |= {name: getattr(protocol, name) for name in kept}
         client |= {"local_steps": protocol.steps, "optimizer": optimizer, "no_decay": bool(protocol.undecayed)}
     named = [dict(settings) for settings in observation.defenses]
     chain = {settings.pop("name"): settings for settings in named}

@@ -74,7 +74,7 @@ def test_the_report_has_the_training_of_the_record(command, save, tmp_path):
     protocol = json.loads((folder / "observation.json").read_text())["protocol"]
     client = config["client"]
     assert config["finetune"]["_target_"].endswith(".Bias")
-    assert (client["local_steps"], client["optimizer"]["lr"]) == (2, [0.05])
+    assert (client["local_steps"], client["optimizer"]["lr"]) == (2, 0.05)
     for name in ("batch_size", "label_smoothing", "training_mode", "precision"):
         assert client[name] == protocol[name]
     assert client["augment"] == ["RandomHorizontalFlip"]
