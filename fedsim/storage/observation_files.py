@@ -33,7 +33,7 @@ def save_observation(observation: Observation, folder: Path) -> None:
     them, named by its content, and referred to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state_file = folder.parent / f"global-{digest(observation.global_state)[:16]}.safetensors"
+    state_file = folder.parent / _state_name(observation.global_state)
     if not state_file.exists():
         _write_tensors(observation.global_state, state_file)
     tensors = {f"update/{name}": tensor for name, tensor in observation.update.tensors.items()}
@@ -45,11 +45,12 @@ def save_observation(observation: Observation, folder: Path) -> None:
     _write_tensors(tensors, folder / "update.safetensors")
     public_file = None
     if observation.public_images is not None:
-        public_file = folder.parent / f"public-{observation.public_images.digest()}.safetensors"
+        public_file = folder.parent / _public_name(observation.public_images)
         if not public_file.exists():
             _write_tensors(observation.public_images.tensors(), public_file)
     record = {
         "format": FORMAT,
+        "digest": digest(tensors),
         "server_round": observation.server_round,
         "client": observation.client,
         "summed": observation.summed,
@@ -97,8 +98,12 @@ def load_observation(
         if record["format"] != FORMAT:
             raise ConfigError("observation", folder, f"format {FORMAT}, not {record['format']}")
         tensors = load_file(folder / "update.safetensors")
-        state = load_file(folder.parent / Path(record["global_state"]).name)
-        public = record.get("public_images")
+        state_file = folder.parent / Path(record["global_state"]).name
+        state = load_file(state_file)
+        public = _public_images(folder.parent, record.get("public_images"))
+        if "digest" in record:  # earlier versions wrote none
+            _check_content("update.safetensors", record["digest"], digest(tensors))
+            _check_content(state_file.name, state_file.name, _state_name(state))
         defenses = tuple(record["defenses"])
         kind = OwnArchitecture if record.get("own_module") is True else Architecture
         return Observation(
@@ -128,7 +133,7 @@ def load_observation(
             recorded_effects=_effects(record),
             auxiliary_probs=tensors.get("auxiliary_probs"),
             image_prior=PublicPrior(**prior) if (prior := under("image_prior/", tensors)) else None,
-            public_images=None if public is None else PublicImages(**load_file(folder.parent / Path(public).name)),
+            public_images=public,
             summed=record.get("summed", 1),
             replayer=replayer,
         )
@@ -146,6 +151,28 @@ def _effects(record: dict[str, Any]) -> tuple[Effect, ...] | None:
     clips = (one for one in record["defenses"] if one.get("_target_") == "defenses.GradientClip")
     known = tuple(Clips(float(one.get("max_norm", math.inf)), "update") for one in clips)
     return known if known and len(known) == len(record["defenses"]) else None
+
+
+def _public_images(beside: Path, name: str | None) -> PublicImages | None:
+    if name is None:
+        return None
+    found = PublicImages(**load_file(beside / Path(name).name))
+    _check_content(Path(name).name, Path(name).name, _public_name(found))
+    return found
+
+
+def _state_name(state: State) -> str:
+    return f"global-{digest(state)[:16]}.safetensors"
+
+
+def _public_name(images: PublicImages) -> str:
+    return f"public-{images.digest()}.safetensors"
+
+
+def _check_content(file: str, written: str, read: str) -> None:
+    """Safetensors have no checksum: one flipped bit is another image."""
+    if read != written:
+        raise ValueError(f"{file} does not hold what was written")
 
 
 def _write_tensors(tensors: State, path: Path) -> None:

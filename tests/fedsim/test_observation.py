@@ -112,6 +112,19 @@ def test_a_truncated_tensor_file_is_one_clear_line(observation, tmp_path):
         load_observation(folder)
 
 
+@pytest.mark.parametrize("which", ["o/update", "global-*", "public-*"])
+def test_one_flipped_bit_of_a_tensor_is_one_clear_line(observation, tmp_path, which):
+    folder = tmp_path / "observations" / "o"
+    save_observation(observation, folder)
+    load_observation(folder)
+    (path,) = folder.parent.glob(f"{which}.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"damaged: {path.name} does not hold what was written"):
+        load_observation(folder)
+
+
 def test_names_in_the_record_never_become_paths(observation, tmp_path):
     folder = tmp_path / "observations" / "o"
     save_observation(observation, folder)
