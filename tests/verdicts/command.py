@@ -128,9 +128,9 @@ python -m tests.verdicts --out DIR
 
 {held} of {len(answers)} cases hold. No page, terminal line or summary may say “safe” or “protects”, nor “proven” \
 without the theorem's numbers beside it. A matrix must agree with the pages of its own runs, and `summary.json` with \
-its page. The terminal repeats the sentence of the page word for word in {len(runs) - len(unlike)} of {len(runs)} \
-runs{_but(unlike)}. Whoever wrote fedsim wrote the cases: they are the lies that were thought of, and no sample of \
-those that there are. What the levels mean: [the report](../report.md#levels).
+its page. The terminal repeats the sentence of the page word for word in {len(runs) - len(unlike)} of the {len(runs)} \
+runs that print one{_but(unlike)}. Whoever wrote fedsim wrote the cases: they are the lies that were thought of, and \
+no sample of those that there are. What the levels mean: [the report](../report.md#levels).
 
 {datetime.now(UTC).date().isoformat()} · {code_and_machine("cpu")}
 

@@ -106,7 +106,7 @@ def test_what_is_untrue_is_found(tmp_path):
     assert "0 of 1 cases hold" in page
     assert "NO: level: not tested" in page
     assert "| constructed | a careless page would say | though | ours says |" in page
-    assert "word for word in 1 of 1 runs. Whoever" in page
+    assert "word for word in 1 of the 1 runs that print one. Whoever" in page
     assert f" · {code_and_machine('cpu')}\n" in page
     assert FORBIDDEN.search("These clients are safe.")
     assert not FORBIDDEN.search("unsafe what there is to protect")
