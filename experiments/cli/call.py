@@ -24,7 +24,7 @@ from experiments.cli.repeats import given_twice, refuse_repeats
 from experiments.commands.catalogue import Catalogue
 from experiments.commands.early import check_early, check_named
 from experiments.commands.flags import HELP, flags_last, shows_only, words, wrong_flag, wrong_sweep
-from experiments.commands.fresh import forget, remove_all_unused, remove_unused
+from experiments.commands.fresh import about_to_make, forget, remove_all_unused, remove_unused
 from experiments.commands.help import answer
 from experiments.commands.stage import CommandStage, shortest
 from experiments.commands.table import COMMANDS, Command, Config
@@ -87,7 +87,7 @@ def run_command(stage: CommandStage) -> None:
     except OSError as error:
         if stage.folder is not None:
             raise
-        _refuse(str(ConfigError("run_dir", error.filename, unwritable(error))))
+        _refuse(str(ConfigError("run_dir", _refused(error), unwritable(error))))
     except KeyboardInterrupt:
         errors.print(stage.interrupted(), markup=False)
         sys.exit(130)
@@ -95,6 +95,14 @@ def run_command(stage: CommandStage) -> None:
         remove_all_unused()
     if call.faulty or SideBySide.failed > failed_before:
         sys.exit(2)
+
+
+def _refused(error: OSError) -> object:
+    """Where Hydra could not write: the run's folder, also where that is full and no file is named, or what else is."""
+    folder = about_to_make()
+    if folder is not None and (error.filename is None or folder in Path(error.filename).absolute().parents):
+        return shortest(folder)
+    return error.filename
 
 
 class _Call:

@@ -33,6 +33,11 @@ def note(folder: Path) -> None:
 
 def forget() -> None:
     """Another command begins in this process."""
+def about_to_make() -> Path | None:
+    """The folder that Hydra was last about to make; None before any."""
+    return next(reversed(_stood), None)
+
+
     _stood.clear()
 
 

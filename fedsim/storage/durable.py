@@ -48,8 +48,8 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     try:
         with disk_errors(partial):
             yield partial
-        if durable:
-            sync(partial)
+            if durable:
+                sync(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -75,6 +75,11 @@ def append_whole(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         length = os.fstat(descriptor).st_size
+    with disk_errors(path):
+        _append_whole(path, content)
+
+
+def _append_whole(path: Path, content: bytes) -> None:
         try:
             left = memoryview(content)
             while left:
@@ -110,7 +115,7 @@ def locked(folder: Path, key: str = "run_dir") -> Iterator[None]:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """What safetensors has to say of a full disk, as the OSError that it is."""
+    """What safetensors has to say of a full disk, as the OSError that it is; Python's own names the file, too."""
     try:
         yield
     except SafetensorError as error:
@@ -118,3 +123,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+    except OSError as error:  # of a write, and not of opening the file
+        if error.filename is None:
+            error.filename = str(path)
+        raise

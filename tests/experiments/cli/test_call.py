@@ -1,5 +1,6 @@
 """A faulty setting is one line that names the key, the value and what would be right; nothing has started."""
 
+import errno
 import io
 
 import pytest
@@ -105,6 +106,18 @@ def test_a_folder_that_cannot_be_written_is_one_clear_line(command, tmp_path):
     code, _, err = command("fedsim", f"run_dir={tmp_path}/file", "simulation=inline", "num_rounds=1", "num_clients=2")
     assert code != 0
     assert "file" in err
+
+
+@pytest.mark.parametrize("names_file", [False, True], ids=["a write", "opening the file"])
+def test_a_disk_too_full_for_hydras_own_files_names_the_folder(command, tmp_path, monkeypatch, names_file):
+    def refuse(config, filename, output):
+        raise OSError(errno.ENOSPC, "No space left on device", *([str(output / filename)] if names_file else []))
+
+    monkeypatch.setattr("hydra.core.utils._save_config", refuse)
+    code, _, err = command("fedsim", f"run_dir={tmp_path}/run")
+    assert code == 2
+    assert err == f"error: run_dir={tmp_path}/run: must be a folder that can be written to (No space left on device)\n"
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("name", ["fedsim", "fedsim-audit"])

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from fedsim.storage import durable
-from fedsim.storage.durable import append_whole, disk_errors, sync_all, write_whole
+from fedsim.storage.durable import append_whole, disk_errors, replacing, sync_all, write_whole
 
 
 @pytest.fixture
@@ -37,6 +37,16 @@ def test_lines_are_added(tmp_path):
     for line in (b"one\n", b"another\n"):
         append_whole(tmp_path / "lines", line)
     assert (tmp_path / "lines").read_bytes() == b"one\nanother\n"
+
+
+def test_a_write_that_the_disk_refuses_names_the_file(tmp_path, full_disk):
+    """As opening it would: who reads the error has to know which disk is full."""
+    with pytest.raises(OSError, match="No space left") as refused:
+        append_whole(tmp_path / "lines", b"another\n")
+    assert refused.value.filename == str(tmp_path / "lines")
+    with pytest.raises(OSError, match="No space left") as refused, replacing(tmp_path / "page"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert refused.value.filename == str(tmp_path / "page.partial")
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
