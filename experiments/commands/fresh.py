@@ -1,5 +1,6 @@
 """Hydra makes a run's folder before anything is known of its settings: where nothing came of the run, it goes again."""
 
+import fcntl
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-HYDRAS = (".hydra", "multirun.yaml", ".lock")
+LOCK = ".lock"
+HYDRAS = (".hydra", "multirun.yaml", LOCK)
 """What is in the folder of a run before the run writes anything; the lock is ours."""
 
 _stood: dict[Path, Path] = {}
@@ -31,13 +33,13 @@ def note(folder: Path) -> None:
     _stood[folder] = next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
-def forget() -> None:
-    """Another command begins in this process."""
 def about_to_make() -> Path | None:
     """The folder that Hydra was last about to make; None before any."""
     return next(reversed(_stood), None)
 
 
+def forget() -> None:
+    """Another command begins in this process."""
     _stood.clear()
 
 
@@ -48,10 +50,13 @@ def remove_all_unused() -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove a folder in which no run has left anything, and empty ones above it, but none that stood before."""
+    """Remove a folder in which no run has left anything, and empty ones above it, but none that stood before.
+
+    One that another process is at work in stays, with its lock: without that a third would work beside it.
+    """
     folder = folder.absolute()
     stood = [stood for made, stood in _stood.items() if made == folder or made in folder.parents]
-    if not stood or not folder.is_dir() or not _is_unused(folder):
+    if not stood or not folder.is_dir() or not _is_unused(folder) or _is_locked(folder):
         return
     for name in HYDRAS:
         path = folder / name
@@ -65,6 +70,17 @@ def remove_unused(folder: Path) -> None:
 
 def _is_unused(folder: Path) -> bool:
     return all(path.is_dir() or path.relative_to(folder).parts[0] in HYDRAS for path in folder.rglob("*"))
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        with (folder / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or the file system has no locks
+        return False
+    return False
 
 
 def _remove_empty(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.commands import fresh
+from fedsim.storage.durable import locked
 
 
 @pytest.fixture
@@ -53,3 +54,11 @@ def test_neighbours_keep_the_parent(noted):
     (noted.parent / "another" / "report.html").touch()
     fresh.remove_unused(noted)
     assert [path.name for path in noted.parent.iterdir()] == ["another"]
+
+
+def test_a_folder_that_is_at_work_keeps_its_lock(noted):
+    with locked(noted):
+        fresh.remove_unused(noted)
+        assert {path.name for path in noted.iterdir()} == {".hydra", ".lock"}
+    fresh.remove_unused(noted)
+    assert not noted.exists()
