@@ -60,12 +60,17 @@ class CommandStage:
         kept = f"interrupted: what had finished is in {folder}"
         if any((self.folder / RESUME_POINTS).glob("round-*")):
             return f"{kept}; {self.name} resume={folder} goes on"
-        settings = self.folder / "config.yaml"
-        if self.name == "fedsim" and settings.is_file() and NO_POINTS not in settings.read_text(encoding="utf-8"):
+        if self.name == "fedsim" and can_begin_anew(self.folder):
             return f"{kept}; there is no resume point yet: {self.name} resume={folder} begins anew there"
         if self.name == "make demo":
             return f"{kept}; {self.name} begins anew in another folder"
         return f"{kept}; the same command with another run_dir begins anew"
+
+
+def can_begin_anew(folder: Path) -> bool:
+    """Whether `fedsim resume=` takes up a run without resume points: its settings are there, and ask for some."""
+    settings = folder / "config.yaml"
+    return settings.is_file() and NO_POINTS not in settings.read_text(encoding="utf-8")
 
 
 def shortest(path: Path) -> Path:

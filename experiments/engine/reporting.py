@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.call import console, errors
+from experiments.commands.stage import can_begin_anew
 from fedsim.errors import RunError
 from fedsim.metrics.perceptual import lpips_hint
 from fedsim.report.render import build_report, report_run
@@ -59,7 +60,9 @@ def reported(
 def _how_to_go_on(folder: RunFolder, kind: str) -> str:
     if kind != "federated":
         return "the same command with this run_dir goes on"
-    return f"fedsim resume={folder.root} goes on" if SealedStates(folder.resume_points).numbers() else ""
+    if SealedStates(folder.resume_points).numbers():
+        return f"fedsim resume={folder.root} goes on"
+    return f"fedsim resume={folder.root} begins anew there" if can_begin_anew(folder.root) else ""
 
 
 def _unfinished_page(folder: RunFolder) -> str:

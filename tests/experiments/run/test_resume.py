@@ -281,6 +281,15 @@ def test_a_disk_that_is_full_when_a_line_is_due_loses_nothing(mortal, whole, tmp
     assert_same(folder, whole("fedsgd"))
 
 
+def test_a_disk_that_is_full_before_any_resume_point_tells_how_to_begin_anew(mortal, whole, tmp_path):
+    folder = tmp_path / "run"
+    settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
+    answer = mortal.run(*settings, at=APPENDS, call=1, how="full", code=2)
+    assert f"With more room, fedsim resume={folder} begins anew there" in answer["err"]
+    mortal.run(f"resume={folder}")
+    assert_same(folder, whole("fedsgd"))
+
+
 def test_a_disk_that_is_full_when_a_point_is_due_costs_that_point(mortal, whole, tmp_path):
     folder = tmp_path / "run"
     settings = ["simulation=inline", *SMALL, *SETTINGS["fedsgd"], f"run_dir={folder}"]
