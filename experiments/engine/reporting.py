@@ -44,6 +44,8 @@ def reported(
             facts |= {"test_pictures": test_pictures, "commonest_class": commonest_class}
         page, judged = report_run(folder.root, facts)
     except BaseException as error:
+        if not folder.root.exists():  # whoever holds its lock says so
+            raise
         again = _how_to_go_on(folder, kind)
         full = full_disk(error, folder.root)
         unfinished = _unfinished_page(folder)

@@ -6,11 +6,14 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import getLogger
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
+
+logger = getLogger(__name__)
 
 
 def sync(path: Path) -> None:
@@ -72,14 +75,14 @@ def write_text(path: Path, text: str) -> Path:
 
 def append_whole(path: Path, content: bytes) -> None:
     """Add to a file's end and force it to disk; where that fails the file is as it was."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        length = os.fstat(descriptor).st_size
     with disk_errors(path):
         _append_whole(path, content)
 
 
 def _append_whole(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        length = os.fstat(descriptor).st_size
         try:
             left = memoryview(content)
             while left:
@@ -101,16 +104,23 @@ def locked(folder: Path, key: str = "run_dir") -> Iterator[None]:
 
     Raises:
         ConfigError: another process is at work in the folder.
+        RunError: the block found that the folder is no longer there.
     """
-    with (folder / ".lock").open("w") as file:
+    path = folder / ".lock"
+    with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(key, folder, fault="wait: another process is at work in this folder") from None
-        except OSError:  # no locks on this file system
+        except OSError as error:
+            logger.debug("%s: no locks on this file system: %s", folder, error)
+        try:
             yield
-            return
-        yield
+        except OSError as error:
+            if path.exists() and os.fstat(file.fileno()).st_nlink:
+                raise
+            words = "this folder was removed or moved while the command was at work in it"
+            raise RunError(f"{folder}: {words}") from error
 
 
 @contextmanager
@@ -118,12 +128,12 @@ def disk_errors(path: Path) -> Iterator[None]:
     """What safetensors has to say of a full disk, as the OSError that it is; Python's own names the file, too."""
     try:
         yield
+    except OSError as error:  # of a write, and not of opening the file
+        if error.filename is None:
+            error.filename = str(path)
+        raise
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-    except OSError as error:  # of a write, and not of opening the file
-        if error.filename is None:
-            error.filename = str(path)
-        raise

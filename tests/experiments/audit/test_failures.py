@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from PIL import Image
 
 import experiments.audit.command as audit_module
 import fedsim
+from server.attack_queue.results import ResultWriter
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
 from tests.experiments.run_files import rows
 
@@ -32,6 +34,21 @@ def test_updates_whose_workers_were_stopped_had_been_computed(command, tmp_path,
     code, _, err = command("fedsim-audit", f"run_dir={tmp_path}", *SMALL, "audit.num_images=2", "attack=[labels]")
     assert code == 2
     assert "error: no attack came to an end, the last one because of no result within 3600 s" in err.splitlines()
+
+
+def test_a_folder_removed_under_an_audit_is_one_clear_line(command, tmp_path, monkeypatch):
+    def remove(self, result, truth):
+        shutil.rmtree(tmp_path / "run")
+        write(self, result, truth)
+
+    write = ResultWriter.write
+    monkeypatch.setattr(ResultWriter, "write", remove)
+    code, out, err = command("fedsim-audit", f"run_dir={tmp_path / 'run'}", *SMALL, "audit.num_images=1")
+    assert code == 2
+    last = f"error: {tmp_path / 'run'}: this folder was removed or moved while the command was at work in it"
+    assert err.splitlines()[-1] == last
+    assert "unfinished" not in out + err
+    assert "Traceback" not in out + err
 
 
 SPOILS = "+defense.spoils={{_target_:tests.experiments.faulty_defense.Spoils,how:{how}}}"

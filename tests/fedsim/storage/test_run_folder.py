@@ -1,6 +1,7 @@
 """Files of a run are whole or absent."""
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 from fedsim.storage.run_folder import RunFolder
 
 
@@ -41,6 +42,24 @@ def test_one_process_at_a_time_and_the_lock_goes_with_it(tmp_path):
         pytest.fail("two at once")
     with folder.locked():
         pass
+
+
+@pytest.mark.parametrize("goes", [shutil.rmtree, lambda root: root.rename(root.with_name("elsewhere"))])
+def test_a_folder_that_goes_while_it_is_locked_is_one_clear_line(tmp_path, goes):
+    folder = RunFolder(tmp_path / "run")
+
+    def lose() -> None:
+        with folder.locked():
+            goes(folder.root)
+            folder.append("metrics", {"round": 1})
+
+    with pytest.raises(RunError, match="run: this folder was removed or moved while"):
+        lose()
+
+
+def test_a_fault_in_a_folder_that_stays_is_what_it_was(tmp_path):
+    with pytest.raises(FileNotFoundError), RunFolder(tmp_path).locked():
+        (tmp_path / "none").read_bytes()
 
 
 def test_a_folder_is_opened_by_many_at_once(tmp_path):
