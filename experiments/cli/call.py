@@ -30,7 +30,7 @@ from experiments.commands.stage import CommandStage, shortest
 from experiments.commands.table import COMMANDS, Command, Config
 from fedsim.errors import ConfigError, RunError
 from fedsim.memory.kept import keep_memory
-from fedsim.settings.places import full_disk, unwritable
+from fedsim.settings.places import once_mended, unwritable, write_refused
 from fedsim.settings.ray_address import quiet_environment
 from fedsim.settings.schema import parse
 
@@ -171,7 +171,7 @@ class _Call:
             errors.print(f"error: {fault}", markup=False)
             stage.discard()
         except OSError as error:
-            fault = full_disk(error, root)
+            fault = write_refused(error, root)
             if not fault:
                 raise
             self.faulty = True
@@ -180,7 +180,7 @@ class _Call:
                 if stage.keeps(root)
                 else ("nothing is kept yet", "begins anew")
             )
-            goes_on = f"; {kept[0]}. With more room, the same command with run_dir={root} {kept[1]}"
+            goes_on = f"; {kept[0]}. {once_mended(error)}, the same command with run_dir={root} {kept[1]}"
             errors.print(f"error: {fault}{goes_on if self._command.resumes else ''}", markup=False)
         except KeyboardInterrupt:
             stage.discard()

@@ -14,7 +14,7 @@ from fedsim.report.render import build_report, report_run
 from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import Verdict
-from fedsim.settings.places import full_disk
+from fedsim.settings.places import once_mended, write_refused
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 
@@ -34,7 +34,7 @@ def reported(
         commonest_class: the share of them that is of one class, at most.
 
     Raises:
-        RunError: the disk is full.
+        RunError: the disk is full, or a file in the folder is another user's.
     """
     try:
         yield
@@ -47,14 +47,14 @@ def reported(
         if not folder.root.exists():  # whoever holds its lock says so
             raise
         again = _how_to_go_on(folder, kind)
-        full = full_disk(error, folder.root)
+        refused = write_refused(error, folder.root)
         unfinished = _unfinished_page(folder)
         if not isinstance(error, KeyboardInterrupt):  # then the command itself says how to go on
-            advice = "" if full or isinstance(error, RunError) else again
+            advice = "" if refused or isinstance(error, RunError) else again
             errors.print(f"unfinished; what there is: {unfinished}{advice and f'; {advice}'}", markup=False)
-        if full:
-            reason = f"{full}; what had finished is kept"
-            raise RunError(f"{reason}. With more room, {again}" if again else reason) from error
+        if refused:
+            reason = f"{refused}; what had finished is kept"
+            raise RunError(f"{reason}. {once_mended(error)}, {again}" if again else reason) from error
         raise
     tell_end(folder, page, judged)
 

@@ -32,7 +32,7 @@ from fedsim.metrics.robustness import ALEXNET, mean_corruption_error
 from fedsim.report.measures.page import build_measures_page
 from fedsim.report.measures.wording import cautions, findings
 from fedsim.settings.commands import MeasureConfig, MeasureSettings
-from fedsim.settings.places import full_disk
+from fedsim.settings.places import once_mended, write_refused
 from fedsim.settings.schema import parse, plain
 from fedsim.storage.durable import write_text
 
@@ -71,9 +71,9 @@ def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:
     try:
         page = build_measures_page(root)
     except OSError as error:
-        if not (full := full_disk(error, root)):
+        if not (refused := write_refused(error, root)):
             raise
-        fault = f"{full}; what was measured is kept. With more room, fedsim-report {root} makes its page"
+        fault = f"{refused}; what was measured is kept. {once_mended(error)}, fedsim-report {root} makes its page"
         raise RunError(fault) from error
     console.print(" ".join([findings(measures)[0], *cautions(measures)]), markup=False)
     console.print(f"report  {page}", markup=False)

@@ -1,12 +1,16 @@
 """Folders and files that settings name: whether they are there is known before any library is imported."""
 
 import errno
+import os
 from pathlib import Path
 
 from fedsim.errors import ConfigError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """What a disk says that takes no more, and a limit on the size of files."""
+
+FORBIDDEN = (errno.EACCES, errno.EPERM)
+"""What is said of a file that is another user's."""
 
 
 def class_folders(path: object) -> Path:
@@ -29,11 +33,23 @@ def unwritable(error: OSError) -> str:
     return f"a folder that can be written to ({reason})"
 
 
-def full_disk(error: BaseException, folder: Path) -> str:
-    """What a disk said that takes no more, and where; empty for any other error."""
-    if not isinstance(error, OSError) or error.errno not in FULL:
+def write_refused(error: BaseException, folder: Path) -> str:
+    """What a disk said that takes no more, or a file in the folder that is another user's, and where.
+
+    Empty for any other error.
+    """
+    if not isinstance(error, OSError) or error.errno not in (*FULL, *FORBIDDEN):
         return ""
-    return f"{error.filename or folder}: {error.strerror}"
+    place = Path(os.fsdecode(error.filename or folder))
+    if error.errno in FORBIDDEN and folder.absolute() not in place.absolute().parents:
+        return ""
+    return f"{place}: {error.strerror}"
+
+
+def once_mended(error: BaseException) -> str:
+    """What it takes for another try to go on where `write_refused` has words for the error."""
+    full = isinstance(error, OSError) and error.errno in FULL
+    return "With more room" if full else "Once it can be written to"
 
 
 def check_model_file(path: object) -> None:

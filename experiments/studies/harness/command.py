@@ -11,7 +11,7 @@ from experiments.cli.errors import ConfigFault, one_line
 from experiments.cli.logs import quiet_libraries
 from experiments.studies.harness.study import check
 from fedsim.errors import RunError
-from fedsim.settings.places import full_disk
+from fedsim.settings.places import write_refused
 from fedsim.simulation.ray_cluster import quiet_environment
 
 
@@ -36,7 +36,7 @@ def faults_in_one_line(interrupted: Callable[[], str]) -> Iterator[None]:
         errors.print(f"error: {one_line(error, 'audit', [])}", markup=False)
         sys.exit(2)
     except OSError as error:
-        fault = full_disk(error, Path())
+        fault = write_refused(error, Path())
         if not fault:
             raise
         errors.print(f"error: {fault}; what had finished is kept", markup=False)

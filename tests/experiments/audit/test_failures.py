@@ -1,5 +1,6 @@
 """Audits in which something fails: what is said of it, whose doing it was, and with what the command ends."""
 
+import errno
 import json
 import re
 import shutil
@@ -49,6 +50,24 @@ def test_a_folder_removed_under_an_audit_is_one_clear_line(command, tmp_path, mo
     assert err.splitlines()[-1] == last
     assert "unfinished" not in out + err
     assert "Traceback" not in out + err
+
+
+def test_a_file_of_the_folder_that_is_another_users_is_one_clear_line(command, tmp_path, monkeypatch):
+    """Root may write to any: refused here as the system would refuse another user."""
+
+    def refuse(path, content):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    folder = tmp_path / "run"
+    settings = [f"run_dir={folder}", *SMALL, "audit.num_images=1"]
+    with monkeypatch.context() as patched:
+        patched.setattr("fedsim.storage.json_lines.append_whole", refuse)
+        code, _, err = command("fedsim-audit", *settings)
+    assert code == 2
+    again = "Once it can be written to, the same command with this run_dir goes on"
+    said = f"error: {folder}/attacks.jsonl: Permission denied; what had finished is kept. {again}"
+    assert err.splitlines()[-1] == said
+    assert command("fedsim-audit", *settings)[0] == 0
 
 
 SPOILS = "+defense.spoils={{_target_:tests.experiments.faulty_defense.Spoils,how:{how}}}"
