@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -101,9 +102,17 @@ def _init(options: dict[str, Any], tell: bool = True) -> None:
             ray.shutdown()
             if left == 0:
                 raise RunError(
-                    f"Ray's own processes did not start in {STARTS} attempts: is the machine busy? "
-                    "The same command tries it again; simulation=inline needs no Ray"
+                    f"Ray's own processes did not start in {STARTS} attempts: {_why_slow()}; "
+                    "simulation=inline needs no Ray"
                 ) from error
+
+
+def _why_slow() -> str:
+    """Under a limit on the size of files Ray's shared memory, a file of its own, cannot be made."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY:
+        return "is the machine busy? The same command tries it again"
+    return f"files are limited to {limit} bytes here (ulimit -f), and Ray's shared memory is a larger one"
 
 
 def _reason(error: Exception) -> str:

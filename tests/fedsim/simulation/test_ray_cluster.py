@@ -145,3 +145,16 @@ def test_a_ray_that_is_slow_to_start_is_tried_again(without_ray, monkeypatch, sl
         with pytest.raises(RunError, match="did not start in 3 attempts"), ray_cluster(None, 1, 0):
             pass
         assert len(calls) == 3
+
+
+def test_a_limit_on_the_size_of_files_is_named_where_ray_does_not_start(without_ray, monkeypatch):
+    """Its shared memory is a file: on a busy machine another try helps, here none does."""
+
+    def init(**_):
+        raise Exception("The current node timed out during startup. This could happen")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (60 * 1024, -1))
+    limit = r"files are limited to 61440 bytes here \(ulimit -f\)"
+    with pytest.raises(RunError, match=limit), ray_cluster(None, 1, 0):
+        pass
