@@ -1,5 +1,7 @@
 """Whole runs: the same bits everywhere, faults named, everything on disk."""
 
+import json
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -176,6 +178,8 @@ def test_observations_can_be_attacked_again(fedsim, command, tmp_path):
     assert {row["certificate"]["status"] for row in attacks} == {"certified"}
     one, other = sorted((folder / "observations").glob("*/update.safetensors"))
     one.write_bytes(other.read_bytes())
+    record, theirs = (json.loads((path.parent / "observation.json").read_text()) for path in (one, other))
+    (one.parent / "observation.json").write_text(json.dumps(record | {"digest": theirs["digest"]}))
     code, _, err = command("fedsim-audit", *words, f"run_dir={again}")
     assert code == 2
     assert err.endswith(f"this one holds results of other numbers in {one.parent.name}\n")
