@@ -75,19 +75,15 @@ def write_text(path: Path, text: str) -> Path:
 
 def append_whole(path: Path, content: bytes) -> None:
     """Add to a file's end and force it to disk; where that fails the file is as it was."""
-    with disk_errors(path):
-        _append_whole(path, content)
-
-
-def _append_whole(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         length = os.fstat(descriptor).st_size
         try:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(descriptor, left) :]
-            os.fsync(descriptor)
+            with disk_errors(path):
+                left = memoryview(content)
+                while left:
+                    left = left[os.write(descriptor, left) :]
+                os.fsync(descriptor)
         except OSError:
             os.ftruncate(descriptor, length)
             raise
