@@ -104,7 +104,7 @@ class Observation:
             delta, weights: in place of it the change of the weights, or the weights afterwards, by name, buffers too.
             batch_size: images in the gradient.
             protocol: how the client trained, with the learning rate of each step; needed for `delta` and `weights`.
-            num_examples: images that the client holds; None: those of its steps.
+            num_examples: images that the client holds; None: `batch_size`.
             image_shape: (channels, height, width) that the model reads; None asks a model of timm's.
             num_classes: of the model; None asks it. Another number than it has is refused.
             mean, std: normalisation per channel of images in [0, 1]; None: timm's where it is timm's model, else none.

@@ -46,7 +46,7 @@ def check_identity(transform: Transform) -> None:
 
 
 def check_effect(transform: Transform) -> None:
-    """A defense at any other setting changes something, but no name, shape or type, and nothing in place."""
+    """A defense at any other setting changes something; no shape or type, nothing in place, no name not withheld."""
     update, before = example_update(), example_update()
     after = transform(update, _generator(0))
     for name, tensor in before.tensors.items():

@@ -53,7 +53,7 @@ class ServerPlan:
         rules: what every honest reply is like.
         evaluate_every: rounds between central evaluations; the last round is always evaluated.
         checkpoint_mark: what checkpoints carry: `Architecture.redrawn` of the model.
-        on_round: called with its metrics after each round, whose resume point is on disk by then.
+        on_round: called with its metrics after each round, and after its resume point where there is one.
         gauges: asked after each round for what its timings are to hold besides, such as attacks that wait.
         client_of: a client's number from its node id.
         observe: None for a server that does not look.

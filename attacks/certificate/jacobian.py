@@ -19,8 +19,8 @@ from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
 
-MAX_PIXELS = 2_000
-"""Pixels of all images together up to which J is computed whole."""
+MAX_NUMBERS = 2_000
+"""Numbers of all images together, three to a colour pixel, up to which J is computed whole."""
 
 MAX_ROWS = 20_000
 """Numbers of the gradient that are used: fewer equations give no better conditioning."""
@@ -46,8 +46,8 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
 
     σ_min is the weakest of all images together, so that one of them may be off by all of that length.
 
-    For one gradient that no defense changed; None otherwise, for more than `MAX_PIXELS` pixels, for fewer shared
-    numbers than pixels, and where J bends too much over that distance.
+    For one gradient that no defense changed; None otherwise, for more than `MAX_NUMBERS` numbers, for fewer shared
+    than these, and where J bends too much over that distance.
 
     Raises:
         NotApplicable: a twin far away explains what was shared as well, or the model or the
@@ -56,7 +56,7 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
     changed = not observation.keeps("gradient")
     if observation.update.kind != "gradient" or changed or result.images is None or result.labels is None:
         return None
-    if result.images.numel() > MAX_PIXELS:
+    if result.images.numel() > MAX_NUMBERS:
         return None
     strides = _strides(observation.gradient)
     shared = _sampled(observation.gradient, strides)
@@ -86,14 +86,14 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
             lost = gradient_of(x + taken) - gradient_of(x) - J @ taken
             still = _not_moved(lost, right.T @ ((left.T @ lost) / singular), taken, J)
             if still:
-                raise NotApplicable(f"the model does not see {still} of {len(x)} pixels move to one side: a clamp, say")
+                raise NotApplicable(f"the model misses {still} of {len(x)} numbers that move to one side: a clamp, say")
         _seen_by_client(observation, result, strides, gradient_of, length, weakest, allowed)
         for how, twin in twins(observation, x.reshape(result.images.shape)):
             if float((twin - x).norm()) > length and float((gradient_of(twin) - target).norm()) <= allowed:
                 raise NotApplicable(f"the image {how} gives the same update: which of them it is, nothing tells")
     mse = length**2 / (len(x) // len(result.images)) * max(observation.std) ** 2
     condition = float(singular[0] / singular[-1])
-    return PsnrBound(psnr_of(mse), f"the whole Jacobian of {len(x)} pixels, condition {condition:.0e}")
+    return PsnrBound(psnr_of(mse), f"the whole Jacobian of {len(x)} numbers, condition {condition:.0e}")
 
 
 def _signs(x: Float[Tensor, " pixels"]) -> Float[Tensor, " pixels"]:

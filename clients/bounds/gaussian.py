@@ -52,7 +52,7 @@ class GaussianReference(Bound):
         self.images = whole(f"{key}.images", images, f"a whole number, {least}", lambda one: one >= 1)
 
     def __call__(self, parties: Sequence[Party]) -> Statement:
-        """Raises NotApplicable where the noise is not Gaussian of known covariance, or J is not computed."""
+        """Raises NotApplicable: noise of unknown size or shape, several images in an update, or J not computed."""
         found = [self._information(party) for party in parties[: self.images]]
         each, std = [one for one, _ in found], found[0][1]
         shape = tuple(parties[0].images.shape[1:])

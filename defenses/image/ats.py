@@ -63,7 +63,7 @@ class AutomaticTransformation(Defense):
     Args:
         policies: lists of numbers 0 to 49; none: no transformation; `random`: three drawn anew for each picture.
         crop_padding: black pixels on each side before a random crop back to size (the authors: 4 on CIFAR).
-        flip: mirror every other picture first (the authors: true on CIFAR).
+        flip: mirror each picture with probability 1/2, before the policy (the authors: true on CIFAR).
 
     Attributes:
         per_picture: each picture is changed by itself, from draws that know none; see `defenses.privacy.dp_sgd`.

@@ -66,7 +66,7 @@ class _Mixing(Defense):
 
 
 class MixUp(_Mixing):
-    """mixup (Zhang et al., ICLR 2018, eq. 1): λx_i + (1-λ)x_j, and labels alike, with λ ~ Beta(alpha, alpha).
+    """mixup (Zhang et al., ICLR 2018): λx_i + (1-λ)x_j, and labels alike, with λ ~ Beta(alpha, alpha).
 
     x_j is picture i of the shuffled batch, as in the authors' code.
 

@@ -58,7 +58,7 @@ class MaskedJigsawPuzzle(Defense):
             falls to `lambda_final`.
         init_std: position and unknown embeddings are drawn anew with this standard deviation (the released code: 1);
             None: 0.02 for the unknown one, and the model's own.
-        patch: side of a patch in pixels, for models that have none of their own; needs embedding `own`.
+        patch: side of a patch in pixels, for models that have none of their own; needs embedding `own` and dal `none`.
     """
 
     repeatable = True  # a batch without a mask comes out the same each time

@@ -18,8 +18,9 @@ KINDS = ("sincos", "frozen")
 class FixedPositionEmbedding(Defense):
     """A position embedding that is never trained, so that it has no gradient to share.
 
-    It stays a parameter, frozen, and in the state dict. The server knows its values, and the row-space
-    intersection of two other gradients still leaks the picture.
+    It stays a parameter, frozen, and in the state dict. The server knows its values. The row-space
+    intersection of two other gradients still leaks the picture where it is `frozen`; behind `sincos` it has too few
+    equations, and `first_block` goes further.
 
     Args:
         kind: `sincos`, MAE's 2D embedding, or `frozen`: the values that the model was built with.

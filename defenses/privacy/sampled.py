@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_POINTS = 2**19
 """Of a grid of losses: a second or so. More are not composed."""
 MOST_LOSS = 700.0
-"""e to which float64 still holds: beyond it a sum of losses would be cut off there."""
+"""The largest x, rounded down, for which e^x is a float64: sums of losses beyond it would be cut off."""
 MOST_RATES = 8
 ROUNDING = 1e-15
 """Of a step's probabilities in float64."""

@@ -1,4 +1,4 @@
-"""What applies to which family of backbones: every closed form on one image of the smallest member, made small.
+"""What applies to which family of backbones: every closed form on one image of one member, made small.
 
 python -m experiments.benchmarks.backbones
 """

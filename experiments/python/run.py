@@ -32,7 +32,7 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """One row a round: accuracy, loss, seconds."""
+        """One row a round: what was evaluated, how many clients answered, who failed."""
         import pandas as pd
 
         return pd.json_normalize(list(rows(self.folder / "metrics.jsonl")))

@@ -79,7 +79,7 @@ class ModelSpec:
         """Refuse what could not be built, in one line, without building it.
 
         Raises:
-            ConfigError: unknown name, variant or dtype, a missing checkpoint.
+            ConfigError: a name, variant, dtype, checkpoint or size that cannot be.
         """
         from fedsim.models.registry import timm
 
@@ -193,7 +193,7 @@ class Architecture:
             keep: hold on to the model of this spec, and copy it next time: drawing weights takes longer.
 
         Raises:
-            ConfigError: a trained parameter is complex.
+            ConfigError: as `ModelSpec.build` does, and where a trained parameter is complex.
         """
         if self.spec.checkpoint is not None and (self.wrappers or not self.finetune.whole):
             trained = self._as_trained(Path(self.spec.checkpoint))

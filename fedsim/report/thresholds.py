@@ -1,4 +1,4 @@
-"""The number of dB from which of PSNR a picture counts as what."""
+"""From how many dB of PSNR a picture counts as what."""
 
 RECOGNISABLE = 20.0
 """No picture below it counts as recognisable; one above it does where it is above its guess too (`bar`)."""

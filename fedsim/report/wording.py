@@ -67,7 +67,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def likeness(psnr: float | None, guess: float | None = None) -> str:
-    """What a PSNR means to an eye, as one word for styling and two for reading.
+    """What a PSNR means to an eye, in a few words; with hyphens for spaces they name a style.
 
     Args:
         guess: what a guess without any gradient reaches on the same picture.

@@ -283,7 +283,7 @@ class RayAttacks(AttackScheduler):
     def give_way(self) -> None:
         """Stop all workers, since clients have none at all: what they were at begins again once clients have theirs.
 
-        Whoever waits calls this again every `PATIENCE` seconds: where nobody has for longer, there is room again.
+        Whoever waits calls this again sooner than that: where nobody has for longer, there is room again.
         """
         self._lazy = True
         self._back = time.monotonic() + 1.5 * PATIENCE

@@ -43,8 +43,8 @@ SECONDS_FOR_AGENTS = 90.0
 UNREPRODUCED = ("seconds", "attempts")
 """What a seed does not reproduce in a line of attacks.jsonl."""
 
-NOT_STARTED = "The current node timed out during startup"
-"""Ray gives itself 30 s to start, whatever else the machine is doing."""
+NOT_STARTED = "Ray's own processes did not start"
+"""Ray gives itself 30 s to start, whatever else the machine is doing; fedsim tries three times."""
 
 
 class RayStartError(RuntimeError):

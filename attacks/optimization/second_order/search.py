@@ -62,7 +62,7 @@ class LevenbergMarquardt(Search):
         restarts: how many public images and draws of the prior are tried.
         prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
             any, else a smooth one around gray.
-        max_unknowns: pixels of all images together; more are refused.
+        max_unknowns: numbers of all images together, three to a colour pixel; more are refused.
         first_order: steps of Adam before each start that draws, where J is not computed whole.
         draws: from the posterior, at most, whose mean is the result behind noise; 0, or where J is not computed whole:
             its likeliest image.

@@ -46,7 +46,7 @@ class DefenseVerdict:
 def judge_defenses(runs: Sequence[RecordedRun]) -> list[DefenseVerdict]:
     """A verdict for each defense among the runs; the undefended ones are what it is held against.
 
-    Two runs compare where they differ in defenses, attacks, seeds and engine alone.
+    Two runs compare where they differ in defenses, attacks, bounds, seeds and engine alone.
     """
     pools = pool_runs(runs)
     sentences = []

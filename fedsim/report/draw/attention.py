@@ -50,7 +50,7 @@ def last_attention(model: nn.Module) -> Iterator[list[Tensor]]:
 def attention_maps(
     attention: Float[Tensor, "b heads tokens tokens"], grid: tuple[int, int], prefix: int
 ) -> Float[Tensor, "b heads rows columns"]:
-    """What the class token gives each patch; without one, what a patch gets from all patches on average.
+    """What the first token before the patches gives each of them; without one, what a patch gets from all on average.
 
     Args:
         prefix: how many class, distillation and register tokens stand before the patches.

@@ -189,7 +189,7 @@ def time_bars(parts: Sequence[str], bars: Sequence[tuple[int, int, Sequence[floa
 
 
 def hidden(lines: Sequence[Sequence[tuple[float, float]]]) -> list[int]:
-    """For each line by how many later lines each would be hidden: such a line is drawn so much thicker."""
+    """For each line how many later ones would hide it: it is drawn that much thicker."""
     heights = [y for line in lines for _, y in line]
     near = 0.01 * (max(heights, default=0.0) - min(heights, default=0.0))
 

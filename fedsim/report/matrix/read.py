@@ -24,7 +24,7 @@ BASELINE = "baseline.json"
 
 
 def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, float, dict[str, float], int]:
-    """(final accuracy, seconds of all rounds, what defenses of these names measured last, clients that raised)."""
+    """(final accuracy, seconds of all rounds, what these defenses measured last, how often a client raised)."""
     run = read_run(folder)
     prefixes = tuple(f"{name}_" for name in names)
     last: dict[str, Any] = next(reversed(list(json_lines.rows(folder / "metrics.jsonl"))), {})

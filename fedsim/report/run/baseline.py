@@ -50,7 +50,7 @@ def needs_no_gradient(run: RecordedRun, attack: str) -> bool:
 
 
 def baselines(run: RecordedRun) -> frozenset[str]:
-    """Names of the attacks of a run that are none."""
+    """Names of a run's attacks that are baselines."""
     return frozenset(name for name in {record.attack for record in run.attacks} if needs_no_gradient(run, name))
 
 

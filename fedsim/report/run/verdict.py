@@ -37,7 +37,7 @@ class Verdict:
         by_eye: images came out and there are no originals to hold them against, which leaves the level untested.
         sentence: what was rebuilt, of how much, and what is without the update; or why nothing was tested. Before it
             stands the theorem, with its numbers, where the level is *proven*.
-        cautions: what few images leave open, and rounds in which nothing was learned.
+        cautions: where a theorem and what was found disagree, what few images leave open, rounds without an aggregate.
         details: what a reader asks next.
         uncertified: why nothing is certified, where that could have been; the page says it beside each image.
     """

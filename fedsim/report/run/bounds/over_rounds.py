@@ -10,7 +10,7 @@ from fedsim.bounds.robustness_wording import lasting, probability, theorem_sente
 from fedsim.report.run.bounds.records import BoundRecord
 
 ROWS = 8
-"""Of the table: the first rounds, the last, and some between."""
+"""Of the table at most: the first round, the last, and others evenly between."""
 
 
 @dataclass(frozen=True)
