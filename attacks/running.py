@@ -181,7 +181,7 @@ def _done(observation: Observation | History, name: str, attack: Attack, rebuilt
         rebuilt = replace(rebuilt, seconds=rebuilt.seconds + time.perf_counter() - start)
     result = ended(observation, name, attack, "done", rebuilt.note, rebuilt.seconds)
     made = 0 if rebuilt.images is None else len(rebuilt.images)
-    if made > result.batch_size:
+    if made > result.batch_size and not attack.baseline:
         first = f"{made:,} images for an update of {result.batch_size:,}: the first {result.batch_size:,} count"
         result = _also(result, f"{first}, as no server knows which of them suit the originals")
     return replace(

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 from attacks.positions import masked_rows
 from fedsim.effects import MasksPositions
 from fedsim.errors import NotApplicable
+from fedsim.models.random_drops import leave_out_drops
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -80,10 +81,9 @@ def make_victim(
     """
     model = observation.build_model().to(device)
     set_fused_attention(model, fused_attention)
+    leave_out_drops(model)
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in ("DropPath", "PatchDropout"):
-            module.eval()
-        elif (without_noise := getattr(module, "without_noise", None)) is not None:
+        if (without_noise := getattr(module, "without_noise", None)) is not None:
             without_noise()
     if observation.protocol.training_mode:
         replace_all_batch_norm_modules_(model)

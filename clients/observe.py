@@ -13,7 +13,7 @@ from defenses.base import Plan
 from defenses.named import Named, chain_of
 from fedsim.data.tensors import TensorImages
 from fedsim.errors import ConfigError
-from fedsim.models import architecture_seed, own_architecture
+from fedsim.models import architecture_seed, own_architecture, training_mode_of
 from fedsim.observation import Observation
 from fedsim.settings.commands import LocalConfig
 from fedsim.settings.composition import NamedFinetune, finetune_of
@@ -101,7 +101,7 @@ def observe(
             "local_steps": local_steps,
             "optimizer": dict(optimizer) if optimizer is not None else {"_target_": SGD, "lr": lr},
             "label_smoothing": float(label_smoothing),
-            "training_mode": model.training if training_mode is None else training_mode,
+            "training_mode": training_mode_of(model) if training_mode is None else training_mode,
             "precision": precision,
             "augment": list(augment),
             "max_grad_norm": max_grad_norm,

@@ -20,6 +20,7 @@ from fedsim.models import (
     ViTRoles,
     find_roles,
     own_architecture,
+    training_mode_of,
 )
 from fedsim.models.finetune import Finetune
 from fedsim.models.roles import OF_PARAMETERS, STATED
@@ -131,7 +132,7 @@ class Observation:
         from fedsim.observation_factory import observation_of
 
         given = {"gradients": gradients, "delta": delta, "weights": weights}
-        stated = protocol or LocalProtocol(batch_size, training_mode=model.training)
+        stated = protocol or LocalProtocol(batch_size, training_mode=training_mode_of(model))
         about: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
         about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)

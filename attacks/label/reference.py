@@ -46,7 +46,8 @@ def read_by_head(
     dtype = next(model.parameters()).dtype
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
-        parts = observation.from_unit_range(images).to(device, dtype).split(CHUNK)
+        seen_by = observation.from_unit_range(images).to(device, dtype)
+        parts = seen_by.tensor_split(-(-len(seen_by) // CHUNK))  # none of one image, which BatchNorm may refuse
         logits = torch.cat([model(part) for part in parts])
     hook.remove()
     if len(seen) != len(parts) or seen[0].dim() != 2:

@@ -132,7 +132,7 @@ def _of_one_step(party: Party, result: LocalResult) -> float:
 def refuse_draws(model: nn.Module, training: bool) -> None:
     """Raises NotApplicable where the model draws random numbers of its own: they belong to no covariance."""
     if training and (names := random_drops(model)):
-        raise NotApplicable(f"{names[0]} drops units at random: client.training_mode=false")
+        raise NotApplicable(f"{names[0] or 'the model'} drops units at random: client.training_mode=false")
 
 
 def refuse_sums(parties: Sequence[Party]) -> None:

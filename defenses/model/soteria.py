@@ -64,6 +64,9 @@ class Soteria(Defense):
         for head in self._heads or ():
             if head not in trained:
                 raise ConfigError("defense", "soteria", f"a classifier that is trained: {head} is not")
+        precision = plan.client.get("precision", "float32")
+        if self.per == "image" and self.prune_rate > 0.0 and precision != "float32":
+            raise ConfigError("client.precision", precision, "float32 beside defense.soteria.per=image")
 
     def gradient(self, model: nn.Module, batch: Batch, compute: BatchGradient, rng: torch.Generator) -> State:
         if self._heads is None:

@@ -165,11 +165,11 @@ def _results(
     """Each group as it ends: its results, the attempts that they took, and whether it was stopped from outside."""
     config, simulation = _audited(setup), setup.config.simulation
     probs = None
-    if setup.wants_auxiliary and len(setup.data.auxiliary) and groups:
+    if setup.wants_auxiliary and len(setup.held) and groups:
         with seeded_globals(config.seed, "auxiliary", 0):
-            probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, config.client.training_mode)
+            probs = mean_softmax(setup.model, setup.held, setup.normaliser, config.client.training_mode)
     if simulation.engine == "inline" or not groups:
-        worker = AuditWorker(config, own_gpus(config.client), probs, setup, scratch)
+        worker = AuditWorker(config, own_gpus(config.client), probs, scratch, setup=setup)
         for group in groups:
             yield group, worker.run(group), 1, False
         return
@@ -181,7 +181,7 @@ def _results(
     actor = ray.remote(AuditWorker).options(**placement(config).clients.options())
     workers = worker_counts(config, len(groups), attackers=False)
     pool: ActorPool[Group] = ActorPool(
-        lambda _: actor.remote(shipped, simulation.num_gpus, probs, None, scratch),
+        lambda _: actor.remote(shipped, simulation.num_gpus, probs, scratch, attacked=setup.attacked),
         workers,
         simulation.max_retries,
     )

@@ -76,9 +76,10 @@ class AuditWorker(PooledWorker):
     """Keeps data, model and defenses between updates.
 
     Args:
-        setup: what this process has built already; None builds it on first use.
         auxiliary_probs: p̂ of the label rules, computed once for all workers.
         scratch: where unfinished attacks keep their state.
+        setup: what this process has built already; None builds it on first use.
+        attacked: digests of the audit's images, copies of which the server does not have, where there is no `setup`.
     """
 
     def __init__(
@@ -86,18 +87,21 @@ class AuditWorker(PooledWorker):
         config: AuditConfig | Mapping[str, Any],
         num_gpus: float = 0.0,
         auxiliary_probs: Tensor | None = None,
-        setup: Setup | None = None,
         scratch: Path | None = None,
+        *,
+        setup: Setup | None = None,
+        attacked: frozenset[str] = frozenset(),
     ) -> None:
         self._config = parse(AuditConfig, config)
         self._device = attack_device(num_gpus)
         self._auxiliary_probs = auxiliary_probs
-        self._given = setup
         self._scratch = scratch
+        self._given = setup
+        self._attacked = attacked
 
     @cached_property
     def _setup(self) -> Setup:
-        return self._given or prepare(self._config)
+        return self._given or replace(prepare(self._config), attacked=self._attacked)
 
     @cached_property
     def _clients(self) -> AuditedClients:

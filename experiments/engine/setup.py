@@ -84,7 +84,7 @@ class Setup:
 
     def guess(self) -> Tensor:
         """What one would answer without any gradient: the mean of the pictures that no client holds."""
-        return public_mean(self._held, self.image_shape)
+        return public_mean(self.held, self.image_shape)
 
     def attacking(self, images: ImageSet) -> "Setup":
         """The same, of a server that has no copy of these images."""
@@ -135,7 +135,7 @@ class Setup:
         return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, *self._public)
 
     @cached_property
-    def _held(self) -> ImageSet:
+    def held(self) -> ImageSet:
         """The images that the server has."""
         return not_attacked(self.data.auxiliary, self.image_shape, self.attacked)
 
@@ -145,7 +145,7 @@ class Setup:
             return None, None
         rng = torch_generator(self.config.seed, "public")
         seen = seen_through(self.defenses, self.normaliser, self.config.client.batch_size, rng)
-        return public_prior(self._held, seen), public_images(self._held)
+        return public_prior(self.held, seen), public_images(self.held)
 
     def runtime(self) -> ClientRuntime:
         """What a client's worker keeps."""

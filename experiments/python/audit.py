@@ -28,7 +28,7 @@ from experiments.python.load_config import load_config
 from experiments.python.results import attack_table, read_results
 from fedsim.data.own import Own, OwnData, check_own, own_data
 from fedsim.errors import ConfigError
-from fedsim.models import OwnArchitecture, architecture_seed, own_architecture
+from fedsim.models import OwnArchitecture, architecture_seed, own_architecture, training_mode_of
 from fedsim.report.render import build_comparison, build_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
@@ -165,7 +165,7 @@ def audit(
         )
     sgd = {"_target_": "torch.optim.SGD", "lr": lr}
     client: dict[str, Any] = {"share": share, "local_steps": local_steps, "batch_size": batch_size, "optimizer": sgd}
-    client["training_mode"] = model.training
+    client["training_mode"] = training_mode_of(model)
     audited = {"num_images": num_images, "batch_size": batch_size, "select": "first"}
     fixed = ("simulation=inline", "attack=[]", "data=photos")
     given = load_config("audit", *fixed, seed=seed, client=client, audit=audited)

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
+
+CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ def mean_softmax(
     sums: list[Tensor] = []
     count = min(limit, len(pictures))
     with seeded_globals(0, "mean-softmax"):
-        for start in range(0, count, 64):
-            images = normalise(pictures.images(range(start, min(start + 64, count))))
+        for part in np.array_split(range(count), -(-count // CHUNK)):  # none of one image, which BatchNorm may refuse
+            images = normalise(pictures.images(part.tolist()))
             sums.append(model(images).double().softmax(1).sum(0))
     for name, buffer in model.named_buffers():
         buffer.copy_(before[name])

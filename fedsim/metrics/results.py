@@ -88,13 +88,14 @@ def held_against(truth: GroundTruth, result: AttackResult) -> Scores:
     """Scores of what was rebuilt.
 
     Of more images than the update holds the first count, as many as it holds: the originals would choose among them,
-    which no server has.
+    which no server has. Of a baseline all count, and luck is what they show.
 
     Raises:
         ValueError: the reconstructions have another shape than the originals.
     """
     images, own = (
-        given if given is None else given[: result.batch_size or None] for given in (result.images, result.own_images)
+        given if given is None or result.baseline else given[: result.batch_size or None]
+        for given in (result.images, result.own_images)
     )
     scores = score_images(truth, images, result.labels, own=own)
     return Scores(scores, score_labels(truth, result.labels), _of_frames(result.frames, scores, truth))

@@ -11,7 +11,7 @@ from fedsim.models.architecture import (
 )
 from fedsim.models.checkpoint import load_checkpoint
 from fedsim.models.normaliser import Normaliser
-from fedsim.models.own import OwnArchitecture, own_architecture
+from fedsim.models.own import OwnArchitecture, own_architecture, training_mode_of
 from fedsim.models.roles import ViTRoles, find_roles
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "normalisation",
     "own_architecture",
     "parameter_count",
+    "training_mode_of",
 ]

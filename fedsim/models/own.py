@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.errors import ConfigError
 from fedsim.models.architecture import Architecture, ModelSpec, input_sides, normalisation
+from fedsim.models.random_drops import random_drops
 from fedsim.models.stated import check_stated
 
 
@@ -76,6 +78,22 @@ def own_architecture(
         raise ConfigError("num_classes", num_classes, f"{classes}: so many outputs has the model")
     name = str(known.get("architecture") or type(model).__name__)
     return OwnArchitecture(ModelSpec(name, classes), module=module)
+
+
+def training_mode_of(model: nn.Module) -> bool:
+    """Whether the model is in training mode: clients put all of it into one.
+
+    Raises:
+        ConfigError: BatchNorm or dropout in one part of it is in another mode than in another.
+    """
+    drops = set(random_drops(model))
+    modes = {name: one.training for name, one in model.named_modules() if isinstance(one, _BatchNorm) or name in drops}
+    other = next((name for name, mode in modes.items() if mode != model.training), None)
+    if other is not None:
+        how = "training" if modes[other] else "evaluation"
+        expected = f"in one mode as a whole, model.train() or model.eval(): {other} is in {how} mode and others are not"
+        raise ConfigError("model", type(model).__name__, expected)
+    return model.training
 
 
 def _shape(module: nn.Module, known: bool) -> tuple[int, ...]:

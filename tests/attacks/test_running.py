@@ -145,3 +145,10 @@ def test_of_more_images_than_there_are_the_first_count(victims):
     assert scored.reconstruction == 0
     assert scored.psnr < 10
     assert not fedsim.attack(Gray(), victims[0]).reason
+
+    class Luck(Pool):
+        baseline = True
+
+    result = fedsim.attack(Luck(), victims[0])
+    assert not result.reason
+    assert fedsim.score(result, result.images[7:8].clamp(0, 1)).scores.images[0].reconstruction == 7

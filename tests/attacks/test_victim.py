@@ -28,10 +28,12 @@ def test_soft_labels_are_softmaxed_logits(small, victim_of, candidates):
     torch.testing.assert_close(victim.loss(victim.params, images, logits), expected.detach())
 
 
-def test_dropout_is_left_out(tools, cpu):
-    spec = tools.tiny(img_size=16, kwargs={"depth": 1, "drop_rate": 0.5, "proj_drop_rate": 0.5, "drop_path_rate": 0.5})
+@pytest.mark.parametrize("fused", [False, True])
+def test_dropout_is_left_out(tools, cpu, fused):
+    rates = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate")
+    spec = tools.tiny(img_size=16, kwargs={"depth": 1, **dict.fromkeys(rates, 0.5)})
     observation = tools.observe(spec, tools.photographs(16)[:1], [3])
-    victim = make_victim(observation, observation.gradient, cpu, fused_attention=False)
+    victim = make_victim(observation, observation.gradient, cpu, fused_attention=fused)
     images, labels = torch.zeros(1, 3, 16, 16), torch.tensor([3])
     losses = {float(victim.loss(victim.params, images, labels)) for _ in range(3)}
     assert len(losses) == 1

@@ -29,6 +29,7 @@ class FirstNorm:
         patch_weight: W_p; known: b_p + e_n of each patch position.
         scale, shift: γ and β of the LayerNorm that the first attention reads through; C takes the mean off.
         prefix_tokens: class, distillation and register tokens, which the attention reads too.
+        eps: what the LayerNorm adds to σ².
     """
 
     patch_weight: Float[Tensor, "width pixels"]
@@ -36,6 +37,7 @@ class FirstNorm:
     scale: Float[Tensor, " width"]
     shift: Float[Tensor, " width"]
     prefix_tokens: int
+    eps: float = 1e-5
 
 
 def first_norm(observation: Observation, device: torch.device) -> FirstNorm:
@@ -78,7 +80,10 @@ def norm_of(observation: Observation, added: Float[Tensor, "tokens width"], devi
     """
     roles, state, known = observation.roles, observation.global_state, added
     assert roles.patch_weight is not None
-    scale, shift = _norm_before_qkv(observation.build_model(), roles.qkv_weights[0])
+    norm = _norm_before_qkv(observation.build_model(), roles.qkv_weights[0])
+    width = norm.normalized_shape[0]
+    scale = norm.weight if norm.weight is not None else torch.ones(width)
+    shift = norm.bias if norm.bias is not None else torch.zeros(width)
     weight = state[roles.patch_weight].double().flatten(1)
     if roles.patch_bias is not None:
         known = known + state[roles.patch_bias].double()
@@ -88,6 +93,7 @@ def norm_of(observation: Observation, added: Float[Tensor, "tokens width"], devi
         scale.detach().double().to(device),
         shift.detach().double().to(device),
         roles.prefix_tokens,
+        norm.eps,
     )
 
 
@@ -107,8 +113,8 @@ def embedded_rank(norm: FirstNorm, eps: float) -> int:
     return int((singular > singular[0] * eps ** (1.0 / WEIGHT_ROOT)).sum()) - shift + norm.prefix_tokens
 
 
-def _norm_before_qkv(model: nn.Module, qkv_weight: str) -> tuple[Tensor, Tensor]:
-    """γ and β of the LayerNorm in front of the first attention.
+def _norm_before_qkv(model: nn.Module, qkv_weight: str) -> nn.LayerNorm:
+    """The LayerNorm in front of the first attention.
 
     Raises:
         NotApplicable: something else stands there.
@@ -125,10 +131,7 @@ def _norm_before_qkv(model: nn.Module, qkv_weight: str) -> tuple[Tensor, Tensor]
     dropout = getattr(model, "pos_drop", None)
     if isinstance(dropout, nn.Dropout) and dropout.p > 0 and model.training:
         raise NotApplicable("dropout after the embedding changes what the first block reads")
-    width = norm.normalized_shape[0]
-    scale = norm.weight if norm.weight is not None else torch.ones(width)
-    shift = norm.bias if norm.bias is not None else torch.zeros(width)
-    return scale, shift
+    return norm
 
 
 def plain_blocks(observation: Observation) -> "VisionTransformer | None":

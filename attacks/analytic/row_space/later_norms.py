@@ -46,7 +46,7 @@ class Readers:
 
         z = patches @ self.norm.patch_weight.T + self.norm.known
         if self.model is None or self.prefix is None:
-            return [F.layer_norm(z, z.shape[1:], self.norm.scale, self.norm.shift)]
+            return [F.layer_norm(z, z.shape[1:], self.norm.scale, self.norm.shift, self.norm.eps)]
         z = torch.cat([self.prefix, z])[None]
         found: list[Tensor] = []
         for block in self.model.blocks:

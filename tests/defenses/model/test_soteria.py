@@ -156,6 +156,10 @@ def test_refuses_models_and_plans():
     model.head.weight.requires_grad_(False)
     with pytest.raises(ConfigError, match=r"a classifier that is trained: head\.weight is not"):
         defense.check(Plan(model, {}, {}, {"soteria": defense}))
+    model, each = SPECS["vit"].build(0), Soteria(per="image")
+    each.wrap_model(model)
+    with pytest.raises(ConfigError, match=r"client\.precision=bfloat16: must be float32 beside defense\.soteria\.per="):
+        each.check(Plan(model, {"precision": "bfloat16"}, {}, {"soteria": each}))
     with pytest.raises(RuntimeError, match="wrap_model"):
         Soteria().gradient(model, batch_of(1), LossGradient(model, DefenseChain(), 0.0), torch.Generator())
 

@@ -7,11 +7,15 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
+from experiments.audit.worker import AuditWorker
+from experiments.engine.setup import prepare
+from fedsim.data.copies import contents
 from fedsim.models import Architecture, ModelSpec
 from fedsim.storage.durable import locked
 from server.attack_queue.results import COLUMNS
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
 from tests.experiments.run_files import rows
+from tests.support.federation import settings as settings_of
 
 
 def table(folder):
@@ -37,8 +41,29 @@ def test_one_row_for_each_picture_and_attack(audit):
     assert all(line["label_recovered"] and not line["psnr"] for line in by_attack["labels"])
 
 
-def test_ray_gives_the_table_of_the_inline_run(audit, ray_on_this_machine):
-    settings = ["audit.num_images=5", "attack=[patch_gradient,labels]", "defense=[gradient_noise]"]
+@pytest.fixture
+def copies(tmp_path):
+    """Settings of a folder that holds every image twice, so that the server's own are copies of clients' images."""
+    for index in range(20):
+        image = Image.effect_noise((8, 8), 10.0 + 10 * index).convert("RGB")
+        for copy in "ab":
+            path = tmp_path / "copies" / ("cat", "dog")[index % 2] / f"{index}-{copy}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+    return "data=imagefolder", f"data.path={tmp_path / 'copies'}", "data.auxiliary_fraction=0.4"
+
+
+def test_no_worker_holds_copies_of_attacked_images(copies):
+    setup = prepare(settings_of("audit", *SMALL, *copies))
+    setup = setup.attacking(setup.data.train)
+    worker = AuditWorker(setup.config, attacked=setup.attacked)
+    held = list(contents(worker._setup.held))
+    assert 0 < len(held) < len(setup.data.auxiliary)
+    assert not setup.attacked & set(held)
+
+
+def test_ray_gives_the_table_of_the_inline_run(audit, copies, ray_on_this_machine):
+    settings = ["audit.num_images=5", "attack=[patch_gradient,labels]", "defense=[gradient_noise]", *copies]
     inline = table(audit(*settings))
     on_ray = table(audit(*settings, "simulation=ray", "simulation.workers=2"))
 

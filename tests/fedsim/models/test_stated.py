@@ -72,6 +72,12 @@ def test_without_a_removed_parameter_its_role_is_empty():
     assert fedsim.attack("patch_gradient", seen).reason == "the model has no pos_embed: removed by no_pe"
 
 
+@pytest.mark.parametrize("name", ["inverting_gradients", "gauss_newton"])
+def test_torchs_own_attention_is_searched_twice_differentiated(name):
+    seen = fedsim.observe(OwnViT(), torch.rand(1, *SHAPE), [3], roles=ROLES)
+    assert fedsim.attack(name, seen, steps=2).status == "done"
+
+
 def test_who_states_one_role_is_told_of_the_other():
     seen = fedsim.observe(OwnViT(), torch.rand(1, *SHAPE), [3], roles={"patch_weight": "embed.weight"})
     expected = "the model has no pos_embed: state it, roles={'pos_embed': NAME}, where it has another name"

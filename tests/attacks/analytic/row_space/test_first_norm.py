@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank
+from attacks.analytic.row_space.first_norm import FirstNorm, embedded_rank, first_norm
 from fedsim.models.zoo.april import sincos_position_embedding
 
 EPS = torch.finfo(torch.float64).eps
@@ -36,3 +36,12 @@ def test_a_bias_far_larger_than_the_embeddings_hides_none_of_them():
     ones = torch.ones(64, dtype=torch.float64)
     norm = FirstNorm(torch.zeros(64, 4, dtype=torch.float64), known, ones, 0.0 * ones, 0)
     assert embedded_rank(norm, torch.finfo(torch.float32).eps) == 16
+
+
+def test_its_values_are_those_of_the_models_own_norm(tools, cpu):
+    observation = tools.observe(tools.tiny(kwargs={"depth": 1}), tools.photographs(32)[:1], [3])
+    norm, model = first_norm(observation, cpu), observation.build_model()
+    z = 1e-3 * torch.randn(5, 192, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = model.blocks[0].norm1.double()(z)
+    assert norm.eps == 1e-6
+    torch.testing.assert_close(torch.nn.functional.layer_norm(z, (192,), norm.scale, norm.shift, norm.eps), expected)
