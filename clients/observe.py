@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime
+from clients.precision import check_precision
 from defenses.base import Plan
 from defenses.named import Named, chain_of
 from fedsim.data.tensors import TensorImages
@@ -117,6 +118,7 @@ def observe(
     runtime = ClientRuntime(config, given=defended)
     recipe.check(runtime.model, architecture.image_shape, share)
     check_accumulation(settings, runtime.model, chain)
+    check_precision(settings.precision, runtime.model)
     chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses, architecture.image_shape))
     whole = runtime.model.state_dict()
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in whole.items() if name not in runtime.own}

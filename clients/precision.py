@@ -5,10 +5,17 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from fedsim.errors import ConfigError
 from fedsim.update import Precision, State
 
 INITIAL, GROWTH_INTERVAL = 2.0**16, 2000
 """Those of torch's GradScaler."""
+
+
+def check_precision(precision: Precision, model: nn.Module) -> None:
+    """Raises ConfigError where autocast would pass over the model's parameters."""
+    if precision != "float32" and any(parameter.dtype == torch.float64 for parameter in model.parameters()):
+        raise ConfigError("client.precision", precision, "float32 beside float64 weights, which autocast leaves alone")
 
 
 def autocast(model: nn.Module, precision: Precision) -> AbstractContextManager[object]:

@@ -94,7 +94,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
         groups = [Group(batches[start : start + victims]) for start in range(0, left, victims)]
         with (
             trackers,
-            reported(folder, "audit", start),
+            reported(folder, "audit", start, goes_on=bool(writer.done)),
             log_to(folder.log),
             Bars(console) as bars,
             scratch_folder(folder, bars, resumable=True) as scratch,

@@ -61,7 +61,7 @@ def attack_recorded(config: AuditConfig, place: str, root: Path, start: float) -
         writer = make_writer(recorded, folder, trackers)
         with (
             trackers,
-            reported(folder, "audit", start),
+            reported(folder, "audit", start, goes_on=bool(writer.done)),
             log_to(folder.log),
             Bars(console) as bars,
             scratch_folder(folder, bars, resumable=True) as scratch,

@@ -112,7 +112,14 @@ class AuditWorker(PooledWorker):
 
         Of a malformed update alone, where there is one.
         """
+        threads = torch.get_num_threads()
         torch.set_num_threads(self._config.simulation.threads)
+        try:
+            return self._run(batches)
+        finally:
+            torch.set_num_threads(threads)  # a Python session's own work goes on with them
+
+    def _run(self, batches: Sequence[AuditBatch]) -> list[AuditedAttack]:
         observed: dict[int, tuple[Observation, GroundTruth]] = {}
         results: dict[tuple[int, str], AuditedAttack] = {}
         for batch in batches:

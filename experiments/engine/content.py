@@ -68,8 +68,11 @@ def _answer(architecture: OwnArchitecture) -> list[float]:
     return logits
 
 
-def keep_content(folder: RunFolder, content: Content, key: str = "run_dir") -> None:
+def keep_content(folder: RunFolder, content: Content, key: str = "run_dir", trained: bool = False) -> None:
     """Note what the folder's results are of; what an earlier version did not note is not compared.
+
+    Args:
+        trained: the folder holds weights, which are results too.
 
     Raises:
         ConfigError: it holds results of something else.
@@ -78,7 +81,7 @@ def keep_content(folder: RunFolder, content: Content, key: str = "run_dir") -> N
     path = folder.root / FILE
     before: Content = read_object(path) if path.is_file() else {}
     other = first_other(before, content)
-    if other is not None and any(any(folder.rows(name)) for name in RESULTS):
+    if other is not None and (trained or any(any(folder.rows(name)) for name in RESULTS)):
         raise of_other(other, folder.root, key)
     folder.write_json(FILE, {**before, **content})
 

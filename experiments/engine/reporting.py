@@ -15,6 +15,7 @@ from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import Verdict
 from fedsim.settings.places import once_mended, write_refused
+from fedsim.storage.json_objects import read_object
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
 
@@ -26,19 +27,26 @@ def reported(
     start: float,
     test_pictures: int | None = None,
     commonest_class: float | None = None,
+    goes_on: bool = False,
 ) -> Iterator[None]:
     """Whatever becomes of the run in the block, its folder gets a report; it is printed with the folder last.
 
     Args:
         test_pictures: how many the accuracy is a share of; None where none is measured.
         commonest_class: the share of them that is of one class, at most.
+        goes_on: an earlier call left results here, whose time counts too; where that one was cut off it is unknown.
 
     Raises:
         RunError: the disk is full, or a file in the folder is another user's.
     """
+    summary = folder.root / "summary.json"
+    earlier = read_object(summary) if goes_on and summary.is_file() else {}
     try:
         yield
-        seconds = time.perf_counter() - start
+        seconds: float | None = time.perf_counter() - start
+        if goes_on and seconds is not None:
+            before = earlier.get("seconds")
+            seconds = seconds + before if isinstance(before, float | int) else None
         facts: dict[str, Any] = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
         if test_pictures is not None:
             facts |= {"test_pictures": test_pictures, "commonest_class": commonest_class}

@@ -15,6 +15,7 @@ from attacks.base import Attack
 from attacks.building import build_attack, check_fit
 from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime, resolve_device
+from clients.precision import check_precision
 from clients.replay import replay
 from defenses.base import Defense, DefenseChain, Plan
 from defenses.compose import build_chain, load_wrappers
@@ -211,6 +212,7 @@ def assemble(
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
     architecture.finetune.check(model, image_shape, config.client.share)
     check_accumulation(config.client, model, defenses)
+    check_precision(config.client.precision, model)
     defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, image_shape))
     wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
     costs = tuple(float(attack.cost) for attack in attacks.values())

@@ -3,12 +3,12 @@
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import getLogger
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from experiments.cli.progress import Bars
 from experiments.matrix.rows import Asked
@@ -18,6 +18,7 @@ from fedsim.report.matrix.read import over_seeds, read_cells, read_counts, read_
 from fedsim.report.matrix.wording import counts_text, leakage_text
 from fedsim.report.wording import count, duration, percent
 from fedsim.settings.commands import MatrixConfig
+from fedsim.settings.schema import plain
 from fedsim.storage.json_objects import DamagedFileError, read_object
 
 logger = getLogger(__name__)
@@ -205,6 +206,7 @@ def _note(progress: MatrixProgress) -> str:
 def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
     units = [unit for unit in progress.units if unit.row == entry.name]
     trainings = [unit for unit in units if unit.kind == TRAINING]
+    own = _as_trained(plain(progress.config))
     audits = [unit for unit in units if unit.kind == AUDIT]
     trained = [unit for unit in trainings if (end := progress.ends.get(unit)) is not None and end.status == "done"]
     results = [read_training(unit.folder, unit.config["defense"]) for unit in trained]
@@ -212,7 +214,7 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
     return MatrixRow(
         name=entry.name,
         settings=entry.settings,
-        defended=any(unit.config["defense"] or unit.config["model"] != progress.config.model for unit in trainings),
+        defended=any(unit.config["defense"] or _as_trained(unit.config) != own for unit in trainings),
         mismatch=_mismatch(trainings, begun),
         accuracies=tuple(accuracy for accuracy, _, _, _ in results if accuracy is not None),
         train_seconds=statistics.fmean(seconds for _, seconds, _, _ in results) if results else None,
@@ -223,6 +225,12 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
         cells=tuple(cell for unit in begun for cell in progress.cells(unit)),
         counts=read_counts((unit.folder for unit in begun), {one.name for one in progress.columns if not one.blind}),
     )
+
+
+def _as_trained(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of what clients train and how, which a row may have of its own; their number of images is no defense."""
+    client = {name: value for name, value in config["client"].items() if name not in ("batch_size", "device")}
+    return {"model": config["model"], "finetune": config["finetune"], "client": client}
 
 
 def _mismatch(trainings: Sequence[MatrixRun], audits: Sequence[MatrixRun]) -> str:

@@ -15,6 +15,7 @@ from clients.app import resolve_device
 from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
+from experiments.engine.content import content_of, keep_content
 from experiments.engine.folders import open_or_resume
 from experiments.engine.setup import Setup, prepare
 from experiments.prior.autoencoder import drawn, rebuilt, train_generator
@@ -54,6 +55,9 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     result = root / NAMES[config.kind]
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
+        held = [images.train, images.validation, images.excluded]
+        trained = result.is_file() or any(folder.checkpoints.glob("*"))
+        keep_content(folder, content_of(setup, [one for one in held if len(one)]), trained=trained)
         if (root / "summary.json").is_file() and result.is_file():
             console.print("finished by an earlier call", markup=False)
         else:

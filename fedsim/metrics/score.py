@@ -1,5 +1,6 @@
 """Hold a reconstruction against the truth: match first, then one score per original picture."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +58,10 @@ def score(
         private = seen = _compare(shown, rebuilt, perceptual)
         if len(distinct) < len(sources) or not torch.equal(shown, private_images):
             guessed = rebuilt if own is None else _as_image(own.detach().double().to(originals.device), eight_bit)
-            found = _compare(private_images[distinct], guessed, perceptual)
+            paired = None
+            if int(rebuilt.isfinite().flatten(1).all(dim=1).sum()) < len(distinct):
+                paired = _of_sources(seen, sources, distinct)
+            found = _compare(private_images[distinct], guessed, perceptual, paired)
             by_source = {distinct[place]: values for place, values in found.items()}
             private = {place: by_source[source] for place, source in enumerate(sources) if source in by_source}
         for index, values in seen.items():
@@ -75,9 +79,24 @@ def score_labels(truth: GroundTruth, labels: Tensor | None) -> LabelScore | None
     return LabelScore(exact_batch(own, labels), label_share(own, labels))
 
 
-def _compare(reference: Tensor, rebuilt: Tensor, perceptual: bool) -> dict[int, dict[str, Any]]:
-    """The values for each original that has a reconstruction, by the original's index."""
-    matched = match(reference, rebuilt)
+def _of_sources(
+    seen: Mapping[int, Mapping[str, Any]], sources: Sequence[int], distinct: Sequence[int]
+) -> list[int | None]:
+    """Of each private image the reconstruction of the form of it that is rebuilt best.
+
+    Of fewer reconstructions than images each stands for one image, as the model saw it and as it is alike.
+    """
+    best: dict[int, Mapping[str, Any]] = {}
+    for place, values in sorted(seen.items(), key=lambda item: -item[1]["psnr"]):
+        best.setdefault(sources[place], values)
+    return [best[source]["reconstruction"] if source in best else None for source in distinct]
+
+
+def _compare(
+    reference: Tensor, rebuilt: Tensor, perceptual: bool, matched: Sequence[int | None] | None = None
+) -> dict[int, dict[str, Any]]:
+    """The values for each original that has a reconstruction, by the original's index; None: matched here."""
+    matched = match(reference, rebuilt) if matched is None else matched
     pairs = [(index, candidate) for index, candidate in enumerate(matched) if candidate is not None]
     if not pairs:
         return {}

@@ -109,8 +109,8 @@ def _least(counts: Counts) -> int | None:
 
 
 def _of_updates(counts: Counts) -> str:
-    """Where there are fewer updates than images, which the level counts."""
-    return f" of {count(counts.independent, 'update')}" if counts.by_update else ""
+    """Where the level counts updates."""
+    return f" of {count(counts.updates or 0, 'update')}" if counts.by_update else ""
 
 
 def _too_few(counts: Counts) -> str:

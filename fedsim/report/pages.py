@@ -11,7 +11,6 @@ from markupsafe import Markup
 import fedsim
 from fedsim.bounds.robustness_wording import probability
 from fedsim.report import wording
-from fedsim.report.draw.svg import SERIES
 from fedsim.report.matrix import wording as matrix_wording
 from fedsim.report.run.summary import THRESHOLDS
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN, RECOGNISABLE
@@ -43,7 +42,6 @@ def environment() -> Environment:
         "recognisable": RECOGNISABLE,
         "margin": GUESS_MARGIN,
         "thresholds": THRESHOLDS,
-        "series_shown": len(SERIES),
         "seen_hint": wording.SEEN,
         "private_hint": wording.PRIVATE,
         "script": _script(made),

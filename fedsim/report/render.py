@@ -251,16 +251,20 @@ def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
 def _plots(run: RecordedRun, rows: list[AttackSummary]) -> list[tuple[str, Chart]]:
     """(caption, figure) of everything that there is data for."""
     accuracies = [(float(row.number), row.accuracy) for row in run.rounds if row.accuracy is not None]
-    shown = [row.attack for row in rows if row.mean_leaked is not None][: len(SERIES)]
+    measured = [row.attack for row in rows if row.mean_leaked is not None]
+    shown = measured[: len(SERIES)]
+    of = f"; {len(shown)} of {len(measured)} attacks" if len(shown) < len(measured) else ""
     leakage = [_over_rounds(attack, leakage_by_round(run, attack)) for attack in shown]
     closer = "; closer to what the model saw" if any(row.as_seen for row in rows) else ""
     curve = figures.leakage_curve(leakage) if _several_rounds(run, leakage) else None
     labels = _label_lines(run, rows)
     plots = {
         "What the model learned": figures.accuracy_curve([Series("accuracy", accuracies)]),
-        f"What the server rebuilt, against the clients’ own{closer}": curve,
-        "Labels that the server recovered": figures.labels_curve(labels) if _several_rounds(run, labels) else None,
-        f"How close to the clients’ own they came{closer}": figures.psnr_histogram(
+        f"What the server rebuilt, against the clients’ own{closer}{of}": curve,
+        f"Labels that the server recovered{_best_labelled(rows)}": figures.labels_curve(labels)
+        if _several_rounds(run, labels)
+        else None,
+        f"How close to the clients’ own they came{closer}{of}": figures.psnr_histogram(
             shown, [psnr_values(run, attack) for attack in shown]
         ),
     }
@@ -284,6 +288,11 @@ def _label_lines(run: RecordedRun, rows: list[AttackSummary]) -> list[Series]:
     return [_over_rounds(attack, right) for attack, right, _ in found] + guess
 
 
+def _best_labelled(rows: Iterable[AttackSummary]) -> str:
+    labelled = sum(row.label_share is not None for row in rows)
+    return f"; the best {len(SERIES) - 1} of {labelled} attacks" if labelled >= len(SERIES) else ""
+
+
 def _measures(rows: Iterable[AttackSummary]) -> dict[str, str]:
     """Of the measures beside PSNR SSIM, and those that some attack's images have, with their titles."""
     measured = {name for row in rows for name, (seen, _) in row.means.items() if seen is not None} | {"ssim"}
@@ -296,8 +305,10 @@ def _time_figure(spent: TimeSpent) -> Chart | None:
     )
 
 
-def _search(run: RecordedRun, attack: str) -> Chart | None:
-    measure, values, psnr = search_lines(run, attack, limit=len(SERIES))
-    return figures.search_curve(
-        attack, measure, [Series(*line) for line in values.items()], [Series(*line) for line in psnr.items()]
-    )
+def _search(run: RecordedRun, attack: str) -> tuple[str, Chart] | None:
+    """(caption, figure)."""
+    measure, values, psnr, of = search_lines(run, attack, limit=len(SERIES))
+    lines = [[Series(*line) for line in drawn.items()] for drawn in (values, psnr)]
+    figure = figures.search_curve(attack, measure, *lines)
+    some = f"; {len(SERIES)} of {of} updates" if of > len(SERIES) else ""
+    return None if figure is None else (f"The search, step by step{some}", figure)

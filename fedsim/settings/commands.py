@@ -186,6 +186,9 @@ class AuditConfig(JobConfig):
             raise ConfigError("attack", "[]", "at least one attack, for example attack=[patch_gradient]")
         if self.observation is None:
             self.audit.check_batches()
+            if self.client.share == "gradient" and self.client.batch_size < self.audit.batch_size:
+                expected = f"{self.audit.batch_size} or more, audit.batch_size, beside client.share=gradient"
+                raise ConfigError("client.batch_size", self.client.batch_size, expected)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,6 +108,11 @@ class ClientSettings:
                 if (value := getattr(self, key)) not in usual:
                     wanted = f"{said} beside client.share=gradient: such a client takes no step (strategy=fedavg does)"
                     raise ConfigError(f"client.{key}", value, wanted)
+            if self.scheduler is not None:
+                wanted = (
+                    "null beside client.share=gradient: such a client takes no step, strategy.scheduler is the server's"
+                )
+                raise ConfigError("client.scheduler", self.scheduler.get("_target_"), wanted)
         if self.local_steps is not None and self.local_epochs != 1:
             wanted = f"null beside client.local_epochs={self.local_epochs}: one of them says how long a client trains"
             raise ConfigError("client.local_steps", self.local_steps, wanted)

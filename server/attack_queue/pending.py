@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedsim.errors import ConfigError
@@ -80,8 +81,8 @@ class PendingObservations:
         for folder in self._folders():
             try:
                 yield self._read(folder)
-            except ConfigError as error:
-                say(f"its attacks are lost: {error}")
+            except (ConfigError, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+                say(f"{folder.name}: its attacks are lost: {error}")
 
     def earlier(self, observation: Observation) -> list[Observation]:
         """What the same client sent in earlier rounds, as far as it was recorded."""

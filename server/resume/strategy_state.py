@@ -1,12 +1,16 @@
 """What a strategy has become beyond its settings, of Flower's own strategies and of any other."""
 
 from collections.abc import Iterator
+from functools import partial
 from logging import getLogger
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
 from fedsim.storage.nested import flatten
+
+FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial, type)
 
 logger = getLogger(__name__)
 
@@ -55,7 +59,7 @@ def _state_of(strategy: Strategy) -> dict[str, Any]:
         return state
     state = {}
     for name, value in vars(strategy).items():
-        if callable(value) or isinstance(value, Strategy):
+        if isinstance(value, FUNCTIONS) or (name == "strategy" and isinstance(value, Strategy)):
             continue
         try:
             flatten(value)

@@ -17,6 +17,7 @@ from clients.app import ClientRuntime
 from clients.precision import GROWTH_INTERVAL, INITIAL, LossScale
 from clients.training import LossGradient, batches
 from defenses.base import Batch, Defense, Plan
+from experiments.engine.setup import prepare
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import config_of
@@ -279,3 +280,15 @@ def test_dp_sgd_takes_bfloat16_example_by_example_and_refuses_float16():
 def test_another_precision_names_those_that_there_are():
     with pytest.raises(ConfigError, match=r"^client\.precision=half: must be one of float32, bfloat16, float16"):
         config_of(settings("audit", "client.precision=half"))
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_float64_weights_which_autocast_leaves_alone_are_refused(precision):
+    said = rf"client\.precision={precision}: must be float32 beside float64 weights"
+    with pytest.raises(ConfigError, match=said):
+        prepare(
+            settings("audit", "data=digits", "model=vit_nano", "model.dtype=float64", f"client.precision={precision}")
+        )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5)).double()
+    with pytest.raises(ConfigError, match=said):
+        fedsim.observe(model, torch.rand(1, 3, 4, 4), [3], precision=precision)

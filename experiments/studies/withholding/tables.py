@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 from experiments.studies.harness.tables import Value, markdown, number, write_csv
 from experiments.studies.withholding.hitting_set import Names
@@ -222,5 +222,5 @@ def _accuracy(group: Sequence[Cost]) -> list[str]:
     values = [cost.accuracy for cost in group if cost.accuracy is not None]
     if not values:
         return [f"none: {group[0].reason}", "", "0"]
-    spread = f"{pstdev(values):.1%}" if len(values) > 1 else ""
+    spread = f"{stdev(values):.1%}" if len(values) > 1 else ""
     return [f"{fmean(values):.1%}", spread, str(len(values))]

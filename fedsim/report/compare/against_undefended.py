@@ -72,7 +72,10 @@ def _fewer(shown: int, pool: PooledRuns, plain: PooledRuns) -> bool:
     """Whether a share of so many shown lies below the other pool's, each rounded against that."""
     here, there = pool.leakage.counts, plain.leakage.counts
     of, other = here.independent, there.independent
-    return clearly_fewer(-(-shown * of // here.images), of, there.recognisable * other // there.images, other)
+    plainly = there.recognisable * other // there.images
+    if there.updates is not None:  # one update that leaks may hold them all
+        plainly = min(plainly, there.leaking)
+    return clearly_fewer(-(-shown * of // here.images), of, plainly, other)
 
 
 def _same_by_both(pool: PooledRuns, plain: PooledRuns) -> bool:

@@ -10,6 +10,9 @@ from fedsim.report.run.baseline import guessing, needs_no_gradient, reading
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 
+Key = tuple[str, str | None]
+"""An image's name and the digest of its numbers: other data may use the same names."""
+
 PICTURES_SHOWN = 6
 RUNS_SHOWN = 8
 
@@ -32,7 +35,7 @@ class Rebuilt:
 
 @dataclass(frozen=True)
 class SamePicture:
-    """One picture by its name; its original, and one result for each run that observed it."""
+    """One picture, of one name and the same numbers; its original, and one result for each run that observed it."""
 
     name: str
     original: EmbeddedImage | None
@@ -50,17 +53,17 @@ def same_pictures(runs: Mapping[str, RecordedRun]) -> list[SamePicture]:
     swept = _swept(list(runs.values()))
     observed = ((name, found) for name, run in runs.items() if (found := _best(run, swept)))
     best = dict(islice(observed, RUNS_SHOWN))
-    made: dict[str, list[ImageRecord]] = {}
+    made: dict[Key, list[ImageRecord]] = {}
     for images in best.values():
-        for name, (_, image) in images.items():
-            made.setdefault(name, []).append(image)
+        for key, (_, image) in images.items():
+            made.setdefault(key, []).append(image)
 
-    def worth(name: str) -> tuple[bool, int, int]:
-        images = made[name]
+    def worth(key: Key) -> tuple[bool, int, int]:
+        images = made[key]
         return any(map(_has_original, images)), sum(map(_has_rebuilt, images)), len(images)
 
-    shared = [name for name, images in made.items() if len(images) > 1 and any(map(_has_rebuilt, images))]
-    return [_row(name, best, runs) for name in sorted(shared, key=worth, reverse=True)[:PICTURES_SHOWN]]
+    shared = [key for key, images in made.items() if len(images) > 1 and any(map(_has_rebuilt, images))]
+    return [_row(key, best, runs) for key in sorted(shared, key=worth, reverse=True)[:PICTURES_SHOWN]]
 
 
 def _has_rebuilt(image: ImageRecord) -> bool:
@@ -83,7 +86,7 @@ def _swept(runs: Sequence[RecordedRun]) -> frozenset[str]:
     return frozenset(name for name, settings in found.items() if len(settings) > 1)
 
 
-def _best(run: RecordedRun, swept: frozenset[str]) -> dict[str, tuple[AttackRecord, ImageRecord]]:
+def _best(run: RecordedRun, swept: frozenset[str]) -> dict[Key, tuple[AttackRecord, ImageRecord]]:
     """For each picture a result that is recognisable as the client's own, else as the model saw it, else any other; of
     several the one with the highest PSNR against the client's own. Unscored ones come last.
 
@@ -97,13 +100,14 @@ def _best(run: RecordedRun, swept: frozenset[str]) -> dict[str, tuple[AttackReco
     return _highest(guessing(run)) | _highest(reading(run))
 
 
-def _highest(run: RecordedRun) -> dict[str, tuple[AttackRecord, ImageRecord]]:
-    best: dict[str, tuple[AttackRecord, ImageRecord]] = {}
+def _highest(run: RecordedRun) -> dict[Key, tuple[AttackRecord, ImageRecord]]:
+    best: dict[Key, tuple[AttackRecord, ImageRecord]] = {}
     for record in run.attacks:
         for image in record.images:
-            known = best.get(image.image)
+            key = image.image, image.content
+            known = best.get(key)
             if known is None or _rank(image) > _rank(known[1]):
-                best[image.image] = record, image
+                best[key] = record, image
     return best
 
 
@@ -113,13 +117,13 @@ def _rank(image: ImageRecord) -> tuple[bool, bool, bool, float]:
 
 
 def _row(
-    name: str, best: Mapping[str, Mapping[str, tuple[AttackRecord, ImageRecord]]], runs: Mapping[str, RecordedRun]
+    key: Key, best: Mapping[str, Mapping[Key, tuple[AttackRecord, ImageRecord]]], runs: Mapping[str, RecordedRun]
 ) -> SamePicture:
     results, original = [], None
     for run, images in best.items():
-        if name not in images:
+        if key not in images:
             continue
-        record, image = images[name]
+        record, image = images[key]
         if original is None and _has_original(image):
             original = embed_image(runs[run].path, image.original)
         attack = f"{record.attack}, a baseline" if needs_no_gradient(runs[run], record.attack) else record.attack
@@ -127,4 +131,4 @@ def _row(
         results.append(
             Rebuilt(run, defense_name(runs[run]), attack, image.leaked, rebuilt, image.psnr if image.changed else None)
         )
-    return SamePicture(name, original, tuple(results))
+    return SamePicture(key[0], original, tuple(results))

@@ -87,7 +87,7 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
     looks: dict[str, Any] = {
         name: {
             "color": SERIES[number % len(SERIES)],
-            "marker": MARKERS[number % len(MARKERS)],
+            "marker": MARKERS[(number + number // len(SERIES)) % len(MARKERS)],
             "markersize": SIZE,
             "markeredgecolor": SURFACE,
             "markeredgewidth": 0.8,

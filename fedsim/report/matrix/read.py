@@ -11,7 +11,7 @@ from fedsim.bounds.privacy import is_budget
 from fedsim.report.matrix.cells import MatrixCell
 from fedsim.report.run.baseline import guessing, reading
 from fedsim.report.run.images.counts import Counts, count_images
-from fedsim.report.run.label_attacks import labels_of
+from fedsim.report.run.label_attacks import after_labels, labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.run.summary import final_accuracy, mean
@@ -70,13 +70,14 @@ def read_counts(folders: Iterable[Path], attacks: Collection[str]) -> Counts:
     """Over all of these attacks in all of a row's audits, which show the same images, as a run's report counts."""
     records: list[AttackRecord] = []
     without: list[AttackRecord] = []
-    labels: set[str] = set()
+    audits: list[RecordedRun] = []
     for number, folder in enumerate(folders):
         audit = _audit(folder)
         if audit is not None:
-            labels |= labels_of(audit)
+            audits.append(audit)
             records += _apart([one for one in reading(audit).attacks if one.attack in attacks], number)
             without += _apart(guessing(audit).attacks, number)
+    labels = {name for name in attacks if after_labels([(audit, name) for audit in audits])}
     return count_images(records, without, labels)
 
 

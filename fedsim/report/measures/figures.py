@@ -43,7 +43,7 @@ def draw_jigsaw(runs: Sequence[Record], path: Path) -> bool:
                     heights,
                     [around, above],
                     color=COLOURS[number % len(COLOURS)],
-                    marker=MARKERS[number % len(MARKERS)],
+                    marker=MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],
                     markersize=4 + 3.5 * min(above_it, 3),
                     linewidth=1.6 + 2.2 * min(above_it, 3),
                     capsize=2,

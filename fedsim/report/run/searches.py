@@ -11,8 +11,8 @@ MEASURES = ("objective", "loss", "matching")
 Lines = dict[str, list[tuple[float, float]]]
 
 
-def search_lines(run: RecordedRun, attack: str, limit: int) -> tuple[str, Lines, Lines]:
-    """The name of the measure, its lines, and those of the mean PSNR in dB: (step, value) by update.
+def search_lines(run: RecordedRun, attack: str, limit: int) -> tuple[str, Lines, Lines, int]:
+    """The name of the measure, its lines, those of the mean PSNR in dB, (step, value) by update, and of how many.
 
     Only rows with a `step` are drawn, and only updates with two of them; at most `limit`, spread over the run.
     """
@@ -28,7 +28,7 @@ def search_lines(run: RecordedRun, attack: str, limit: int) -> tuple[str, Lines,
         name = _name(run, record)
         values[name] = [(row["step"], row[measure]) for row in _steps(record) if measure in row]
         psnr[name] = _mean_psnr(record)
-    return measure, _drawable(values), _drawable(psnr)
+    return measure, _drawable(values), _drawable(psnr), len(records)
 
 
 def _steps(record: AttackRecord) -> list[dict[str, float]]:

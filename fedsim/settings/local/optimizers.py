@@ -44,6 +44,13 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         raise ConfigError(f"{key}.optimizer._target_", optimizer.get("_target_"), "a torch optimiser")
     if any(group.get("maximize", False) for group in trial[0].param_groups):
         raise ConfigError(f"{key}.optimizer.maximize", True, "false: the loss is minimised, and attacks read it so")
+    if scheduler is not None and key == "client":
+        for name in ("momentum", "betas"):
+            if any(group.get(name) != made.defaults.get(name) for group in made.param_groups):
+                expected = (
+                    f"one that leaves {name} as it is, cycle_momentum=false: the observation names one for all steps"
+                )
+                raise ConfigError(f"{key}.scheduler", scheduler.get("_target_"), expected)
     optimizer_of, scheduler_of = _plain(optimizer_of), None if scheduler_of is None else _plain(scheduler_of)
     numbers = all(isinstance(value, float | int | None) for value in optimizer_of.keywords.values())
 

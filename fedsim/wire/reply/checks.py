@@ -31,7 +31,6 @@ from fedsim.wire.records import (
 )
 from fedsim.wire.reply.values import (
     LARGEST,
-    LONGEST_TEXT,
     MalformedReply,
     check_keys,
     check_values,
@@ -48,6 +47,8 @@ MOST_EXAMPLES = 10**7
 LARGEST_BATCH = 2**16
 """Of a client whose partition and settings the server does not know: beyond any that trains, and few enough to name the
 labels of."""
+MOST_STEPS = 2**16
+"""Local steps that a client may claim: attacks that undo them take time by the square of their number."""
 LONGEST_KEPT = 2**12
 """Characters of a protocol that is remembered as checked."""
 LONGEST_NAME = 200
@@ -288,7 +289,7 @@ def _checked_protocol(
     batch = whole("the protocol's batch_size", values["batch_size"], 1, most)
     if gradient and batch != examples:
         raise MalformedReply(f"{NUM_EXAMPLES} is {examples}, for a gradient of {batch}")
-    steps = whole("the protocol's steps", values["steps"], 1, 1 if gradient else LONGEST_TEXT)
+    steps = whole("the protocol's steps", values["steps"], 1, 1 if gradient else MOST_STEPS)
     lrs, betas, optimizer = values["lrs"], values["betas"], values["optimizer"]
     if not isinstance(lrs, list) or len(lrs) != (0 if gradient else steps):
         raise MalformedReply(f"the protocol's lrs are {shown(lrs)}, for {steps} steps of a {kind}")

@@ -145,6 +145,28 @@ def test_other_images_or_weights_under_the_same_paths_are_refused(command, tmp_p
     assert len(rows(tmp_path / "run", "attacks")) == 2
 
 
+def test_a_batch_that_no_update_would_hold_is_refused(command, tmp_path):
+    settings = ["audit.num_images=4", "audit.batch_size=4", "client.batch_size=1", "attack=[labels]"]
+    code, _, err = command("fedsim-audit", f"run_dir={tmp_path / 'a'}", *SMALL, *settings)
+    assert code == 2
+    assert err.startswith(
+        "error: client.batch_size=1: must be 4 or more, audit.batch_size, beside client.share=gradient"
+    )
+
+
+def test_an_audit_that_goes_on_counts_the_time_of_before(audit):
+    folder = audit("audit.num_images=1", "attack=[labels]")
+    summary = folder / "summary.json"
+    facts = json.loads(summary.read_text())
+    summary.write_text(json.dumps({**facts, "seconds": 3600.0}))
+    audit("audit.num_images=1", "attack=[labels]", folder=folder)
+    assert 3600.0 < json.loads(summary.read_text())["seconds"] < 3700.0
+    summary.unlink()  # cut off
+    audit("audit.num_images=1", "attack=[labels]", folder=folder)
+    assert json.loads(summary.read_text())["seconds"] is None
+    assert "Wall time" not in (folder / "report.html").read_text()
+
+
 def test_the_folder_of_a_federated_run_is_called_that(audit, command):
     folder = audit("audit.num_images=1")
     settings = (folder / "config.yaml").read_text().replace("observation: null", "observe: {}")

@@ -108,6 +108,21 @@ def test_a_killed_training_comes_to_the_same_bits(command, tmp_path, monkeypatch
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
 
 
+def test_a_training_does_not_go_on_over_other_images(command, tmp_path):
+    for index in range(24):
+        path = tmp_path / "data" / ("cat", "dog")[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((8, 8), 10.0 + index).convert("RGB").save(path)
+    data = ["data=imagefolder", f"data.path={tmp_path / 'data'}", "data.auxiliary_fraction=0.6", "prior.validation=4"]
+    call = ["fedsim-prior", f"run_dir={tmp_path / 'prior'}", *data, "threads=1", *GENERATOR, "model=vit_nano"]
+    assert command(*call)[0] == 0
+    for path in (tmp_path / "data").rglob("*.png"):
+        Image.new("RGB", (8, 8), (9, 9, 9)).save(path)
+    code, _, err = command(*call)
+    assert code == 2
+    assert "choose a new folder, or bring back what there was: this one holds results of other images" in err
+
+
 @pytest.mark.parametrize("saved", [0, 1])
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 def test_what_is_kept_is_said_to_be_once_there_is_a_checkpoint(command, tmp_path, monkeypatch, fault, saved):

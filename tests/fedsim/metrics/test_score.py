@@ -176,3 +176,20 @@ def test_pictures_of_one_name_that_differ_are_not_one(rng: torch.Generator) -> N
     pictures = torch.rand(3, 3, 8, 8, generator=rng)
     assert GroundTruth(pictures, torch.zeros(3), ("a", "a", "b")).sources == [0, 1, 2]
     assert GroundTruth(pictures[[0, 1, 0]], torch.zeros(3), ("a", "a", "a")).sources == [0, 1, 0]
+
+
+def test_one_result_stands_for_one_picture_as_seen_and_as_the_clients_own() -> None:
+    ramp, grey = torch.linspace(0, 1, 8).expand(3, 8, 8), torch.full((3, 8, 8), 0.5)
+    own = torch.stack([ramp, grey])
+    seen = own.flip(-1)  # a ramp that is mirrored is nearer to grey than to itself
+    scores = score(GroundTruth(seen, torch.tensor([1, 2]), ("a", "b"), own), seen[:1], None)
+    assert (scores[0].psnr, scores[0].reconstruction) == (PSNR_CAP, 0)
+    assert scores[0].private_psnr == pytest.approx(
+        peak_signal_noise_ratio(own[0].numpy(), seen[0].numpy(), data_range=1), abs=1e-3
+    )
+    assert (scores[1].psnr, scores[1].private_psnr) == (None, None)
+    (unusable,) = (
+        score(GroundTruth(seen, torch.tensor([1, 2]), ("a", "b"), own), both, None)
+        for both in [torch.stack([seen[0], grey / 0])]
+    )
+    assert [one.private_psnr is None for one in unusable] == [False, True]

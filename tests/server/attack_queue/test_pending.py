@@ -96,9 +96,12 @@ def test_what_was_not_sealed_is_written_anew(seen, pending, said, tmp_path):
     assert len(list(pending.load(1, said.append))) == 1
 
 
-def test_a_damaged_observation_is_said_and_the_others_come(seen, pending, said, tmp_path):
+@pytest.mark.parametrize("name", ["update.safetensors", "truth.safetensors", "truth.json"])
+def test_a_damaged_observation_is_said_and_the_others_come(seen, pending, said, tmp_path, name):
     pending.keep([unfinished(pair) for pair in seen])
-    (tmp_path / "pending" / "round-00001" / "round-00001-client-00000" / "update.safetensors").write_bytes(b"x")
+    path = tmp_path / "pending" / "round-00001" / "round-00001-client-00000" / name
+    assert path.is_file()
+    path.write_bytes(b"x")
     assert [observation.client for observation, _ in pending.load(1, said.append)] == [1]
     assert len(said) == 1
     assert "round-00001-client-00000" in said[0]

@@ -1,7 +1,7 @@
 """A strategy that is given another's state goes on as the other would have."""
 
 import json
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -185,6 +185,21 @@ def test_what_nobody_could_bring_back_is_named_unless_the_strategy_tells():
     first.history *= 3
     restore_strategy(second, strategy_state(first))
     assert len(second.history) == 3
+
+
+class Distilling(FedAvg):
+    """Its state can be called, and its inner strategy has a name of its own."""
+
+    def __init__(self, **parts):
+        super().__init__(fraction_evaluate=0.0)
+        vars(self).update(parts)
+
+
+@pytest.mark.parametrize("part", [{"student": torch.nn.Linear(3, 2)}, {"inner": FedAvg()}])
+def test_what_can_be_called_is_no_function(part):
+    with pytest.raises(TypeError, match=rf"Distilling\.{next(iter(part))}: .*with state_dict and load_state_dict"):
+        strategy_state(Distilling(**part))
+    strategy_state(Distilling(function=len, kind=dict, call=partial(max, 3), lost=lambda: None))
 
 
 def test_the_state_of_another_strategy_is_refused():

@@ -67,14 +67,14 @@ class Counts:
 
     @property
     def by_update(self) -> bool:
-        """Whether updates are what is `independent`, there being fewer of them."""
-        return self.independent < self.images
+        """Whether updates are counted: there are fewer of them, or more images are recognisable than updates leak."""
+        return self.independent < self.images or (self.updates is not None and self.leaking < self.recognisable)
 
     @property
     def tested(self) -> tuple[int, int]:
         """Of the `independent` those that are recognisable, and those that a guess makes so."""
         guessed = min(self.guessed + self.unheld, self.images)
-        if self.by_update:  # one image behind several updates makes no more than one of them
+        if self.by_update:  # one image behind several updates makes no more than one of those
             return min(self.leaking, self.recognisable), min(self.guessing, guessed)
         return self.recognisable, guessed
 

@@ -178,7 +178,7 @@ def test_a_matrix_of_an_earlier_version_says_that_it_did_not_count():
     cells = (MatrixCell("x", "initial", "done", leakage=8.0, baseline=11.0, recognised=0.0, batch=1, rebuilt=8),)
     old = MatrixRow("ats", accuracies=(0.95,), cells=cells)
     assert old.level is None
-    recorded = matrix(replace(old, counts=Counts(0, 4, 0, 4, 4, updates=4))).to_dict()
+    recorded = matrix(replace(old, counts=Counts(0, 4, 0, 4, 4, updates=4, leaking=4))).to_dict()
     assert Matrix.from_dict(recorded).rows[0].level == "broken"
     del recorded["rows"][0]["counts"]["leaking"]
     assert Matrix.from_dict(recorded).rows[0].level is None, "it did not count which updates leak"

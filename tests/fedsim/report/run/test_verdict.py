@@ -131,6 +131,23 @@ def test_an_image_behind_many_updates_counts_once(write_run: Any, records: Any) 
     assert (found.counts.images, found.counts.tested, found.level) == (25, (1, 0), "open")
 
 
+@pytest.mark.parametrize("updates", [3, 4, 6])
+def test_an_update_in_which_nothing_leaks_is_no_evidence_that_another_does(
+    write_run: Any, records: Any, updates: int
+) -> None:
+    """The same four images in each of several updates, and one search that came to its end."""
+    rows = [
+        records.attack(
+            n, 0, *(records.image(9.0 if n else 25.0, f"i/{k}", content=f"{k}", guess_psnr=10.0) for k in range(4)),
+            certificate={},
+        )
+        for n in range(updates)
+    ]  # fmt: skip
+    found = verdict(read_run(write_run(rows)))
+    assert (found.counts.recognisable, found.counts.images, found.level) == (4, 4, "open")
+    assert f"of {updates} updates observed" in found.cautions[0]
+
+
 def test_two_exact_images_are_too_few_however_many_decibels_they_have(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, k, records.image(100.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(2)]
     found = verdict(read_run(write_run(rows)))

@@ -55,3 +55,15 @@ def test_what_the_settings_hold_is_not_shared_between_clients():
     one, other = (factory([torch.nn.Parameter(torch.zeros(1))])[0] for _ in range(2))
     assert tuple(one.param_groups[0]["betas"]) == (0.8, 0.9)
     assert one.param_groups[0]["betas"] is not other.param_groups[0]["betas"]
+
+
+@pytest.mark.parametrize(("optimizer", "moved"), [("SGD", "momentum"), ("Adam", "betas")])
+def test_a_scheduler_that_moves_the_momentum_is_refused_on_a_client(optimizer, moved):
+    optimizer = {"_target_": f"torch.optim.{optimizer}", "lr": 0.1}
+    cycle = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1, "total_steps": 5}
+    with pytest.raises(
+        ConfigError, match=rf"^client\.scheduler=.*OneCycleLR: must be one that leaves {moved} as it is"
+    ):
+        optimizer_factory("client", optimizer, cycle)
+    for key, scheduler in (("strategy", cycle), ("client", {**cycle, "cycle_momentum": False})):
+        optimizer_factory(key, optimizer, scheduler)
