@@ -61,7 +61,16 @@ def read_resumed(arguments: Sequence[str]) -> tuple[Config, Path] | None:
     if simulation.get("engine") != engine and on_gpus:
         words = f"{engine}, as the run began: with simulation.{on_gpus[0]} the other one computes elsewhere"
         raise ConfigError("simulation.engine", simulation["engine"], words)
+    if simulation.get("engine") != engine and (config.get("client") or {}).get("device") == "auto" and _has_cuda():
+        words = f"{engine}, as the run began: with client.device=auto one of them computes on this machine's GPU"
+        raise ConfigError("simulation.engine", simulation["engine"], words)
     return {**config, "resume": str(root)}, root
+
+
+def _has_cuda() -> bool:
+    import torch  # takes a second, and few resumed runs ask
+
+    return torch.cuda.is_available()
 
 
 def _without_config_dir(arguments: Sequence[str]) -> list[str]:

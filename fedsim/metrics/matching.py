@@ -1,5 +1,7 @@
 """Which reconstruction belongs to which original: a batch's gradient does not know the order."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -40,8 +42,51 @@ def match(
     return matched
 
 
+def match_both(
+    seen: Float[Tensor, "forms channels height width"],
+    images: Float[Tensor, "rebuilt channels height width"],
+    private: Float[Tensor, "batch channels height width"],
+    own: Float[Tensor, "rebuilt channels height width"],
+    groups: Sequence[Sequence[int]],
+) -> tuple[list[int | None], list[int | None]]:
+    """For each form, and for each private image, the index of its reconstruction: each stands for one private image.
+
+    For fewer reconstructions than private images, where the two would find different ones. Most pairs that are exact as
+    the model saw them come first, then those exact and recognisable as the client's own, then recognisable as seen.
+
+    Args:
+        own: what the reconstructions are taken for as the client's own images.
+        groups: places in `seen` of each private image's forms.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    usable = images.isfinite().flatten(1).all(dim=1).nonzero().flatten()
+    of_forms: list[int | None] = [None] * len(seen)
+    of_private: list[int | None] = [None] * len(private)
+    if len(private) == 0 or len(usable) == 0:
+        return of_forms, of_private
+    by_form = _decibels(pairwise_mse(seen.to(images.device), images[usable]))
+    as_seen = torch.stack([by_form[list(group)].amax(dim=0) for group in groups])
+    as_own = _decibels(pairwise_mse(private.to(own.device), own[usable])).to(as_seen)
+    worth = as_own / PSNR_CAP
+    more = float(min(worth.shape) + 1)
+    for better in (as_seen >= RECOGNISABLE, as_own >= RECOGNISABLE, as_own >= EXACT, as_seen >= EXACT):
+        worth = worth + more * better
+        more *= min(worth.shape) + 1
+    for place, candidate in zip(*linear_sum_assignment(worth.cpu().numpy(), maximize=True), strict=True):
+        result = int(usable[int(candidate)])
+        of_private[int(place)] = result
+        group = list(groups[int(place)])
+        of_forms[group[int(by_form[group, int(candidate)].argmax())]] = result
+    return of_forms, of_private
+
+
+def _decibels(errors: Float[Tensor, "batch rebuilt"]) -> Float[Tensor, "batch rebuilt"]:
+    return (-10.0 * errors.log10()).clamp(0.0, PSNR_CAP)
+
+
 def _worth(errors: Float[Tensor, "batch rebuilt"]) -> Float[Tensor, "batch rebuilt"]:
     """dB of a pair, and more for a recognisable one, and more again for an exact one, than all dB together."""
-    decibels = (-10.0 * errors.log10()).clamp(0.0, PSNR_CAP)
+    decibels = _decibels(errors)
     more = PSNR_CAP * (min(errors.shape) + 1)
     return decibels + more * (decibels >= RECOGNISABLE) + more**2 * (decibels >= EXACT)

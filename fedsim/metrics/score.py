@@ -1,6 +1,6 @@
 """Hold a reconstruction against the truth: match first, then one score per original picture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics import image as measures
 from fedsim.metrics.labels import assign_labels, exact_batch, label_share
-from fedsim.metrics.matching import match
+from fedsim.metrics.matching import match, match_both
 from fedsim.metrics.perceptual import lpips
 from fedsim.metrics.records import MEASURES, ImageScore, LabelScore
 
@@ -55,15 +55,19 @@ def score(
         shown, private_images = (_as_image(kept.detach().double(), eight_bit) for kept in (originals, truth.originals))
         same = (shown - private_images).abs().amax(dim=(1, 2, 3), keepdim=True) <= UNCHANGED
         shown = torch.where(same, private_images, shown)
-        private = seen = _compare(shown, rebuilt, perceptual)
         if len(distinct) < len(sources) or not torch.equal(shown, private_images):
             guessed = rebuilt if own is None else _as_image(own.detach().double().to(originals.device), eight_bit)
-            paired = None
+            forms: list[int | None] | None = None
+            paired: list[int | None] | None = None
             if int(rebuilt.isfinite().flatten(1).all(dim=1).sum()) < len(distinct):
-                paired = _of_sources(seen, sources, distinct)
+                groups = [[place for place, source in enumerate(sources) if source == one] for one in distinct]
+                forms, paired = match_both(shown, rebuilt, private_images[distinct], guessed, groups)
+            seen = _compare(shown, rebuilt, perceptual, forms)
             found = _compare(private_images[distinct], guessed, perceptual, paired)
             by_source = {distinct[place]: values for place, values in found.items()}
             private = {place: by_source[source] for place, source in enumerate(sources) if source in by_source}
+        else:
+            private = seen = _compare(shown, rebuilt, perceptual)
         for index, values in seen.items():
             scores[index] |= values
         for index, values in private.items():
@@ -77,19 +81,6 @@ def score_labels(truth: GroundTruth, labels: Tensor | None) -> LabelScore | None
         return None
     own = truth.labels[list(dict.fromkeys(truth.sources))]
     return LabelScore(exact_batch(own, labels), label_share(own, labels))
-
-
-def _of_sources(
-    seen: Mapping[int, Mapping[str, Any]], sources: Sequence[int], distinct: Sequence[int]
-) -> list[int | None]:
-    """Of each private image the reconstruction of the form of it that is rebuilt best.
-
-    Of fewer reconstructions than images each stands for one image, as the model saw it and as it is alike.
-    """
-    best: dict[int, Mapping[str, Any]] = {}
-    for place, values in sorted(seen.items(), key=lambda item: -item[1]["psnr"]):
-        best.setdefault(sources[place], values)
-    return [best[source]["reconstruction"] if source in best else None for source in distinct]
 
 
 def _compare(

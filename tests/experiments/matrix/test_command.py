@@ -151,11 +151,13 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, plots, tmp_
 
 def test_rows_compare_where_updates_hold_as_many_pictures_and_accuracy_is_of_what_was_audited(matrix):
     """The gate shares no update of one picture and any of four: trained with four, nothing was withheld."""
-    gate = "+matrix.defenses.gate=[leakage_gate]"
-    root, *_ = matrix(gate, "matrix.rows=[none,none_batch_2,gate,leakage_gate]", "matrix.columns=[patch_gradient]")
+    own = ["+matrix.defenses.gate=[leakage_gate]", '+matrix.defenses.lora=["finetune=lora"]']
+    rows = "matrix.rows=[lora,none,none_batch_2,gate,leakage_gate]"
+    root, *_ = matrix(*own, rows, "matrix.columns=[patch_gradient]")
     content = json.loads((root / "matrix.json").read_text())
     found = {row["name"]: row for row in content["rows"]}
     assert {name: row["batch"] for name, row in found.items()} == {
+        "lora": 1,
         "none": 1,
         "none_batch_2": 2,
         "gate": 1,

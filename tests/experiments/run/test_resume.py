@@ -13,6 +13,8 @@ import shutil
 import sys
 
 import pytest
+import torch
+import yaml
 from flwr.app import ArrayRecord
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -354,6 +356,20 @@ def test_what_began_on_gpus_does_not_go_on_in_one_process(run_folder):
     assert resumed.read_resumed([f"resume={run_folder}", "simulation.engine=ray"]) is not None
     with pytest.raises(ConfigError, match=r"simulation\.engine=inline: must be ray, .*simulation\.attack_num_gpus"):
         resumed.read_resumed([f"resume={run_folder}", "simulation.engine=inline"])
+
+
+def test_where_there_is_a_gpu_the_engine_stays_if_it_decides_who_computes_on_it(run_folder, monkeypatch):
+    path = run_folder / "config.yaml"
+    began = yaml.safe_load(path.read_text())
+    call = [f"resume={run_folder}", "simulation.engine=inline"]
+    path.write_text(
+        yaml.safe_dump({**began, "simulation": {**began["simulation"], "engine": "ray"}, "client": {"device": "auto"}})
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resumed.read_resumed(call) is not None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"simulation\.engine=inline: must be ray, .*client\.device=auto"):
+        resumed.read_resumed(call)
 
 
 @pytest.mark.parametrize(

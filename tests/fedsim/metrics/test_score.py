@@ -193,3 +193,17 @@ def test_one_result_stands_for_one_picture_as_seen_and_as_the_clients_own() -> N
         for both in [torch.stack([seen[0], grey / 0])]
     )
     assert [one.private_psnr is None for one in unusable] == [False, True]
+
+
+def test_a_mixture_that_shows_another_picture_than_its_own_stands_for_that_one(rng: torch.Generator) -> None:
+    own = torch.rand(2, 3, 8, 8, generator=rng)
+    seen = torch.stack([0.1 * own[0] + 0.9 * own[1], 0.1 * own[1] + 0.9 * own[0]])
+    truth = GroundTruth(seen, torch.tensor([1, 2]), ("a", "b"), own)
+    noisy = seen[:1] + 0.02 * torch.randn(1, 3, 8, 8, generator=rng)
+    first, second = score(truth, noisy, None)
+    assert (first.psnr, first.private_psnr) == (None, None)
+    assert second.private_psnr is not None
+    assert second.private_psnr > 20 > (second.psnr or 0.0) > 0
+    first, second = score(truth, seen[:1], None)  # exact, and so as the model saw the first
+    assert first.psnr == PSNR_CAP
+    assert (second.psnr, second.private_psnr) == (None, None)

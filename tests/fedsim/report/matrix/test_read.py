@@ -1,6 +1,7 @@
 """From the folders of a matrix's runs to its cells."""
 
 import json
+import shutil
 
 import pytest
 
@@ -193,6 +194,15 @@ def test_one_image_that_came_out_is_no_guess_whatever_the_mean(shown, records):
     (cell,) = read_cells(folder, "initial", ["x"], 50)
     assert cell.leakage - cell.baseline < 1
     assert cell_level(cell) == "traces"
+
+
+def test_an_attack_that_leaves_labels_alone_on_one_model_keeps_its_images_of_the_other(
+    shown, records, tmp_path_factory
+):
+    images = tmp_path_factory.mktemp("initial")
+    shutil.copytree(shown((0, "x", [records.image(60.0, "a")], CERTIFIED)), images, dirs_exist_ok=True)
+    labels = shown((0, "x", [records.image(None, "a", label_recovered=3, label=3)], {"target": "images"}))
+    assert read_counts([images], ["x"]).certified == read_counts([images, labels], ["x"]).certified == 1
 
 
 def test_a_row_counts_an_image_once_over_its_attacks_and_states(tmp_path, shown, records):
