@@ -105,3 +105,32 @@ def test_an_attack_s_figures_are_the_matrix_s(attack):
         named = re.match(r"`?(\w+)", item)
         if named and named[1] in PAGES:
             check_figures(item, ROWS.get(named[1], (named[1],)), attack)
+
+
+def test_what_follows_from_a_matrix_follows_from_all_of_its_rows():
+    """Its page was made of several calls: strongest cells, the row's leakage and the front are of the whole."""
+    with (DOCS / "results" / "matrix_second_order.csv").open(encoding="utf-8", newline="") as file:
+        rows = {}
+        for line in csv.DictReader(file):
+            rows.setdefault(line["defense"], []).append(line)
+    points, marked = {}, set()
+    for name, cells in rows.items():
+        first, guess = cells[0], float(cells[0]["baseline"])
+        leaked = [float(cell["leakage"]) for cell in cells if cell["leakage"]]
+        tested = first["level"] != "not tested"
+        if tested:
+            assert float(first["row_leakage"]) == pytest.approx(max([guess, *leaked])), name
+        assert all(int(cell["rebuilt"]) <= int(cell["done"]) * int(cell["batch"]) for cell in cells if cell["rebuilt"])
+        marked |= {name} if first["pareto"] == "True" else set()
+        shown = tested and not first["mismatch"] and first["accuracy"]
+        seen = any(int(cell["as_seen"] or 0) for cell in cells) and float(first["row_leakage"]) < 20
+        if shown and not seen:
+            points[name] = (int(first["batch"]), float(first["accuracy"]), float(first["row_leakage"]))
+    dominated = {
+        name
+        for name, (batch, accuracy, leakage) in points.items()
+        for same, better, less in points.values()
+        if same == batch and better >= accuracy and less <= leakage and (better, less) != (accuracy, leakage)
+    }
+    defended = {name for name in points if rows[name][0]["defended"] == "True"}
+    assert marked == defended - dominated

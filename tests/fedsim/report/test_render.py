@@ -13,6 +13,7 @@ import pytest
 from markupsafe import escape
 from PIL import Image
 
+from fedsim.report.compare.same_pictures import SamePicture, same_pictures
 from fedsim.report.draw.pictures import embed_strip
 from fedsim.report.render import build_report, build_sweep_report
 from fedsim.report.run.read import read_run
@@ -252,7 +253,40 @@ def test_nothing_is_said_of_scores_where_nothing_was_scored(write_run: Any, reco
 
 def test_a_page_of_more_attacks_than_colours(write_run: Any, records: Any) -> None:
     rows = [records.attack(r, 0, records.image(30.0), attack=f"_attack_{k}_名") for k in range(11) for r in (1, 2)]
-    check_page(build_report(write_run(rows)))
+    page = build_report(write_run(rows))
+    check_page(page)
+    captions = re.findall(r"[^>]*(?:8|7) of 11 attacks", page.read_text(encoding="utf-8"))
+    assert len(captions) >= 3, "leakage by round, its histogram and labels leave some out"
+
+
+@pytest.mark.parametrize(("updates", "said"), [(8, False), (9, True)])
+def test_a_search_of_more_updates_than_colours_says_how_many_are_drawn(
+    write_run: Any, records: Any, picture: Any, updates: int, said: bool
+) -> None:
+    folder: Path = write_run()
+    image = records.image(30.0, reconstruction=picture(folder))
+    trace = [{"step": float(step), "objective": 1.0 / (1 + step)} for step in range(3)]
+    rows = [records.attack(1, client, image, trace=trace) for client in range(updates)]
+    (folder / "attacks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = build_report(folder).read_text(encoding="utf-8")
+    assert "The search, step by step" in page
+    assert ("; 8 of 9 updates" in page) is said
+
+
+def test_pictures_of_one_name_and_other_numbers_are_not_the_same(write_run: Any, records: Any) -> None:
+    """Other data sets use the same names."""
+
+    def shown(*digests: str) -> list[SamePicture]:
+        runs = {}
+        for place, digest in enumerate(digests):
+            image = records.image(30.0, "image-00000", content=digest, reconstruction="reconstructions/a.png")
+            runs[f"run {place}"] = read_run(
+                write_run([records.attack(1, 0, image)], name=f"{digest}-{len(digests)}-{place}-{digests[-1]}")
+            )
+        return same_pictures(runs)
+
+    assert len(shown("aa", "aa")) == 1
+    assert shown("aa", "bb") == []
 
 
 def test_the_sweep_page_compares_finished_runs(write_run: Any, records: Any) -> None:
