@@ -45,7 +45,7 @@ def noise_of(observation: Observation, target: State, scale: float, signal: floa
             else:
                 sizes = {"coordinate": tensor.abs(), "update": whole}
                 size = torch.as_tensor(sizes[effect.per], dtype=tensor.dtype, device=tensor.device)
-                squares[name] += (effect.step * size).square() / 12.0
+                squares[name] += (effect.step * size).clamp(min=effect.least / abs(scale)).square() / 12.0
     return {name: square.sqrt() for name, square in squares.items()}
 
 

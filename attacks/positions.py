@@ -11,6 +11,9 @@ from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
 
+ROUNDINGS = 4.0
+"""Of a weight, in each step, within which a change is that of weight decay alone."""
+
 DENSE = 0.5
 """Share of an update's entries that are not zero, from which a row of zeros is a masked one and not a pruned one."""
 
@@ -49,7 +52,7 @@ def of_images(observation: Observation, target: State) -> State:
         return result
     rows = result[roles.pos_embed].reshape(-1, result[roles.pos_embed].shape[-1]).clone()
     patches = rows[roles.embedded_prefix_tokens :]
-    term = regression_term(observation, patches.any(dim=1).cpu())
+    term = regression_term(observation, _read(observation, patches).cpu())
     if term is None:
         return result
     # What was pruned stays zero, for objectives that compare only what was sent.
@@ -61,7 +64,7 @@ def without_regression(
     observation: Observation, token_grads: Float[Tensor, "tokens width"]
 ) -> Float[Tensor, "tokens width"]:
     """∂L/∂e_n of the classification loss alone."""
-    term = regression_term(observation, token_grads.any(dim=1))
+    term = regression_term(observation, _read(observation, token_grads))
     return token_grads if term is None else token_grads - term.to(token_grads)
 
 
@@ -110,8 +113,39 @@ def _public_weight(effect: AddsRegression) -> float:
     return float(weight)
 
 
+def _read(observation: Observation, token_grads: Float[Tensor, "tokens width"]) -> Bool[Tensor, " tokens"]:
+    """Unmasked positions of patches: by the update where a mask shows in it, else rows that are not zero."""
+    masked = masked_rows(observation)
+    if masked is None:
+        return token_grads.any(dim=1)
+    return ~masked[-len(token_grads) :].to(token_grads.device)
+
+
 def _moved(observation: Observation, name: str) -> Bool[Tensor, "..."]:
-    """Where the client's update of a tensor is not zero."""
-    shared = observation.update.tensors[name]
-    moved: Tensor = shared != (observation.global_state[name] if observation.update.kind == "weights" else 0)
-    return moved
+    """Where the client's update of a tensor is another than weight decay alone makes of it, beyond its rounding."""
+    shared, start = observation.update.tensors[name], observation.global_state[name]
+    change = shared - start if observation.update.kind == "weights" else shared
+    share = _by_decay(observation, name)
+    if not share:
+        return change != 0
+    eps = max(float(torch.finfo(one.dtype).eps) for one in (shared, start))
+    off = (change.double() - share * start.double()).abs()
+    return off > ROUNDINGS * observation.protocol.steps * eps * start.double().abs()
+
+
+def _by_decay(observation: Observation, name: str) -> float:
+    """The change of a number whose gradient is zero, as a multiple of it; 0 where Adam couples the two."""
+    protocol = observation.protocol
+    decay = protocol.decay_of(name)
+    if observation.update.kind == "gradient" or not decay or protocol.optimizer not in ("sgd", "adamw"):
+        return 0.0
+    value, buffer = 1.0, 0.0
+    for step, lr in enumerate(protocol.lrs):
+        if protocol.optimizer == "adamw":
+            value -= lr * decay * value
+            continue
+        gradient = decay * value + protocol.proximal_mu * (value - 1.0)
+        buffer = gradient if step == 0 else protocol.momentum * buffer + (1.0 - protocol.dampening) * gradient
+        step_by = buffer if protocol.momentum else gradient
+        value -= lr * (gradient + protocol.momentum * buffer if protocol.nesterov else step_by)
+    return value - 1.0

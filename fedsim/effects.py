@@ -78,11 +78,13 @@ class Quantises(Effect):
     Attributes:
         step: as a multiple of the coordinate itself, or of a norm of the update or of its tensor.
         bucket: consecutive coordinates of a tensor that share a norm; None: all of it.
+        least: the step of coordinates near zero, which is no multiple of anything.
     """
 
     step: float
     per: Literal["coordinate", "update", "tensor"]
     bucket: int | None = None
+    least: float = 0.0
     KEEPS = ("images",)
 
 

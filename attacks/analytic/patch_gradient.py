@@ -190,7 +190,6 @@ def known_embedding(observation: Observation) -> Float[Tensor, "rows width"]:
     masking = observation.effect(MasksPositions)
     if masked is None or masking is None:
         return rows
-    masked[: observation.roles.embedded_prefix_tokens] = False  # no defense masks those
     return torch.where(masked[:, None], state[masking.embedding].double(), rows)
 
 

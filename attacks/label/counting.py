@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.rules import lowest_again, prior_counts
+from attacks.label.rules import MARGIN, lowest_again, prior_counts
 
 
 @dataclass(frozen=True)
@@ -20,35 +20,44 @@ class LabelShare:
     Attributes:
         impact: of one label in a batch of B, negative where the features' sum is positive.
         offset: score of each absent class.
+        floor: the least that this can be, below 0 where labels are smoothed.
     """
 
     impact: float
     offset: Float[Tensor, "classes"]
+    floor: float = 0.0
 
 
-def impact_of_scores(scores: Float[Tensor, "classes"], batch_size: int) -> LabelShare:
+def impact_of_scores(scores: Float[Tensor, "classes"], batch_size: int, label_smoothing: float = 0.0) -> LabelShare:
     """LLG from the gradient alone: impact (1/B) Σ_{g_c < 0} g_c (1 + 1/C), no offset (Wainakh et al. 2021).
 
     Right for a uniform softmax, as at initialisation: then Σ_{g_c < 0} g_c = -s̄ (1 - 1/C) if all C are not there.
     """
     scores = scores.double()
     impact = float(scores.clamp(max=0.0).sum()) / batch_size * (1.0 + 1.0 / len(scores))
-    return LabelShare(impact, torch.zeros_like(scores))
+    mean_sum = -impact * batch_size / (1.0 - label_smoothing)
+    return LabelShare(impact, torch.zeros_like(scores), -mean_sum * label_smoothing / len(scores))
 
 
 def share_of_reference(
-    probs: Float[Tensor, "pictures classes"], sums: Float[Tensor, "pictures"], batch_size: int
+    probs: Float[Tensor, "pictures classes"],
+    sums: Float[Tensor, "pictures"],
+    batch_size: int,
+    label_smoothing: float = 0.0,
 ) -> LabelShare:
     """LLG* and LLG+: impact and offset on pictures of the server's own, random or auxiliary (Wainakh et al. 2021).
 
     The paper averages the scores of reference batches of one label, of each class in turn; for a linear head that
     average is -mean_k s_k (1 - p_kc) / B over pictures and classes, times its correction 1 + 1/C. The offset is the
-    score that the same pictures give a class that labels none of them, mean_k p_kc s_k.
+    score that the same pictures give a class that labels none of them, mean_k p_kc s_k. Smoothing by ε, which the
+    paper has not, leaves 1 - ε of a label and takes ε/C of the features' sum from every class.
     """
     probs, sums = probs.double(), sums.double()
     classes = probs.shape[1]
     impact = -float((sums[:, None] * (1.0 - probs)).mean()) / batch_size * (1.0 + 1.0 / classes)
-    return LabelShare(impact, (probs * sums[:, None]).mean(dim=0))
+    smoothed = float(sums.mean()) * label_smoothing / classes
+    offset = (probs * sums[:, None]).mean(dim=0) - smoothed
+    return LabelShare(impact * (1.0 - label_smoothing), offset, -smoothed)
 
 
 def llg(scores: Float[Tensor, "classes"], batch_size: int, share: LabelShare) -> Int[Tensor, "batch"]:
@@ -57,7 +66,8 @@ def llg(scores: Float[Tensor, "classes"], batch_size: int, share: LabelShare) ->
     A label that is emitted takes the impact off its class; the offset is subtracted before the second phase. The
     first phase is right for non-negative features only, in the weight form; the bias form has no such need.
     """
-    return lowest_again(scores, (scores < 0).nonzero().flatten(), batch_size, -share.impact, share.offset)
+    present = (scores < share.floor * (1.0 + MARGIN)).nonzero().flatten()
+    return lowest_again(scores, present, batch_size, -share.impact, share.offset)
 
 
 def zero_shot_counts(

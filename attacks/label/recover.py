@@ -130,7 +130,8 @@ class RecoverLabels(Attack):
         gradient = shared(observation, part)
         scores = gradient if part == "bias" else gradient.sum(dim=1)
         if not self.reference:
-            labels = counting.llg(scores, total, counting.impact_of_scores(scores, total))
+            share = counting.impact_of_scores(scores, total, observation.protocol.label_smoothing)
+            labels = counting.llg(scores, total, share)
             return _uncertified(labels, "a label's weight is estimated for a uniform softmax", {})
         auxiliary = observation.auxiliary_probs
         if part == "bias" and auxiliary is not None:
@@ -147,7 +148,8 @@ class RecoverLabels(Attack):
             return _uncertified(
                 rules.labels_of(counts, total), f"features' mean sum and softmax come from {seen}", values
             )
-        labels = counting.llg(scores, total, counting.share_of_reference(probs, sums, total))
+        share = counting.share_of_reference(probs, sums, total, observation.protocol.label_smoothing)
+        labels = counting.llg(scores, total, share)
         return _uncertified(labels, f"a label's weight and the rest come from {seen}", values)
 
 

@@ -24,7 +24,7 @@ from attacks.optimization.matching.objectives import Clipped, Objective
 from attacks.optimization.parametrisation import Parametrisation, Space
 from attacks.optimization.priors.base import Prior, PriorTerm
 from attacks.victim import Victim
-from fedsim.effects import Clips, Sparsifies, Withholds
+from fedsim.effects import Clips, Effect, Quantises, Sparsifies, Withholds
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -67,11 +67,19 @@ class Problem:
 
 
 def local_updates(choice: str, observation: Observation) -> str:
-    """`auto` resolved: one step is its gradient, several are simulated."""
+    """`auto` resolved: one step is its gradient, several are simulated.
+
+    One with weight decay too, behind what acts on the change as it was: without the decay it no longer shows.
+    """
     if choice != "auto":
         return choice
-    several = observation.update.kind != "gradient" and observation.protocol.steps > 1
-    return "unroll" if several else "gradient"
+    protocol, moved = observation.protocol, observation.update.kind != "gradient"
+    decayed = protocol.optimizer == "sgd" and protocol.weight_decay and any(map(_acts_on_change, observation.effects))
+    return "unroll" if moved and (protocol.steps > 1 or decayed) else "gradient"
+
+
+def _acts_on_change(effect: Effect) -> bool:
+    return isinstance(effect, Sparsifies | Quantises) or (isinstance(effect, Clips) and effect.per == "update")
 
 
 def shared_update(observation: Observation, choice: str, device: torch.device) -> State:
@@ -126,8 +134,8 @@ def gradient_norm(observation: Observation, choice: str) -> float | None:
 
 
 def _clips_unshared(observation: Observation, choice: str) -> bool:
-    """Whether a defense clips one gradient before another withholds tensors of it."""
-    if choice != "gradient" or observation.effect(Withholds) is None:
+    """Whether a defense clips one gradient, or a change that is simulated, before another withholds tensors of it."""
+    if choice == "surrogate" or observation.effect(Withholds) is None:
         return False
     effects = observation.effects
     before = effects[: next(place for place, effect in enumerate(effects) if isinstance(effect, Withholds))]
@@ -136,30 +144,28 @@ def _clips_unshared(observation: Observation, choice: str) -> bool:
 
 
 def _clip_norm(observation: Observation, choice: str) -> float | None:
-    bounds = _clip_bounds(observation)
-    if not bounds:
-        return None
     protocol = observation.protocol
+    clips = [effect for effect in observation.effects if isinstance(effect, Clips) and clips_whole(effect, observation)]
+    clips = [clip for clip in clips if math.isfinite(clip.max_norm)]
+    if choice == "unroll" and protocol.optimizer != "sgd":  # an example's clip is within a step of no such size
+        clips = [clip for clip in clips if clip.per == "update"]
+    if not clips:
+        return None
     plain = observation.update.kind == "gradient"
     scale = 1.0 if plain else update_scale(protocol) if choice != "gradient" else protocol.gradient_scale()
-    return min(bounds) / scale
-
-
-def _clip_bounds(observation: Observation) -> list[float]:
-    """The norms that defenses scale the whole update down to."""
-    clips = (effect for effect in observation.effects if isinstance(effect, Clips) and clips_whole(effect, observation))
-    return [clip.max_norm for clip in clips if math.isfinite(clip.max_norm)]
+    return min(clip.max_norm / (scale if clip.per == "update" else 1.0) for clip in clips)
 
 
 def pruned_before_clip(observation: Observation) -> bool:
     """Whether the norm of a clip is of the coordinates alone that were left: it stands behind what prunes them."""
-    kinds = [type(effect) for effect in observation.defense_effects if isinstance(effect, Clips | Sparsifies)]
+    changes = [one for one in observation.defense_effects if not (isinstance(one, Clips) and "example" in one.per)]
+    kinds = [type(effect) for effect in changes if isinstance(effect, Clips | Sparsifies)]
     return bool(kinds) and kinds[0] is Sparsifies
 
 
 def clips_whole(clip: Clips, observation: Observation) -> bool:
     """Whether it scales the whole update by one factor: one image's gradient has the norm of its example."""
-    alone = observation.update.kind == "gradient" and observation.num_images == 1
+    alone = observation.num_images == 1 and observation.protocol.steps == 1
     return clip.per == "update" or (clip.per == "example" and alone)
 
 
@@ -170,7 +176,8 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
         sized: its size counts; else one gradient is not clipped, which changes nothing else of it.
     """
     if choice == "unroll":
-        return UnrolledSteps(victim, observation.protocol)
+        whole = _clip_norm(observation, choice) if _clips_unshared(observation, choice) else None
+        return UnrolledSteps(victim, observation.protocol, whole if sized else None)
     if choice == "surrogate":
         start = observation.global_state
         change = weight_change(observation)

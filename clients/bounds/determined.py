@@ -73,7 +73,8 @@ def _rounding(
     party: Party, tensors: "dict[str, torch.Tensor]", shared: torch.Tensor, result: LocalResult
 ) -> torch.Tensor:
     """One rounding for each tensor, that of its root mean square; coarser where a defense or autocast rounds."""
-    steps = [one.step for one in party.effects if isinstance(one, Quantises) and one.per == "coordinate"]
+    rounds = [one for one in party.effects if isinstance(one, Quantises) and one.per == "coordinate"]
+    steps, least = [one.step for one in rounds], max((one.least for one in rounds), default=0.0) / math.sqrt(12.0)
     # What is withheld was rounded as well, where terms of its size cancelled.
     computed = math.hypot(*(float(tensor.norm()) for tensor in result.tensors.values()))
     whole = min([computed, *(effect.max_norm for effect in party.effects if isinstance(effect, Clips))])
@@ -86,6 +87,6 @@ def _rounding(
         if name == position:
             rows = part.view(-1, tensor.shape[-1])
             each = rounding_of_rows(rows, whole, eps).expand_as(rows)
-        found.append(each.double().flatten().clamp(min=1e-300))
+        found.append(each.double().flatten().clamp(min=max(least, 1e-300)))
         start += tensor.numel()
     return torch.cat(found)

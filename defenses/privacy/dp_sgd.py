@@ -81,6 +81,8 @@ class DPSGD(Defense):
         return self.noise_multiplier == 0.0
 
     def effects(self) -> tuple[Effect, ...]:
+        if self.max_grad_norm == math.inf:
+            return ()
         clips = Clips(self.max_grad_norm, "example_and_tensor" if self.per_layer else "example")
         noise = AddsNoise(self.noise_multiplier * self.max_grad_norm, on="sum")
         return (clips,) if self.repeatable else (clips, noise)
@@ -156,7 +158,11 @@ class DPSGD(Defense):
         assert self._turn is not None
         clipped, memory = self._clipped / max(1, self._drawn), self._turn.memory
         since = float(memory[FIRST_ROUND])
-        return {"epsilon": self._epsilon(memory), FIRST_ROUND: since, "delta": self.delta, "clipped_share": clipped}
+        spent = self._epsilon(memory)
+        if "epsilon" in memory:  # composed on a grid, a bound of more steps may be the smaller one
+            spent = max(spent, float(memory["epsilon"]))
+        memory["epsilon"] = torch.tensor(spent, dtype=torch.float64)
+        return {"epsilon": spent, FIRST_ROUND: since, "delta": self.delta, "clipped_share": clipped}
 
     def gaussian_dp(self) -> GaussianDP:
         """Of one image, present or absent: Δ is the clipping norm, and each pass over the images is one release."""

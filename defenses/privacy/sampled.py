@@ -69,7 +69,7 @@ def _epsilon(losses: "Values", masses: "Values", delta: float) -> float:
     weighed = np.flip(np.flip(masses * np.exp(-losses)).cumsum())
     over = np.flatnonzero(above - np.exp(losses) * weighed > delta)
     if not len(over):
-        return 0.0
+        return float(losses[0])
     return float(losses[over[-1] + 1]) if over[-1] + 1 < len(losses) else math.inf
 
 

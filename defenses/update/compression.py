@@ -184,7 +184,10 @@ class Half(Compression):
         self.dtype = None if dtype in (None, "none") else choice("defense.half.dtype", dtype, ("none", *HALVES))
 
     def effects(self) -> tuple[Effect, ...]:
-        return () if self.dtype is None else (Quantises(torch.finfo(HALVES[self.dtype]).eps, "coordinate"),)
+        if self.dtype is None:
+            return ()
+        about = torch.finfo(HALVES[self.dtype])
+        return (Quantises(about.eps, "coordinate", least=about.eps * about.smallest_normal),)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.dtype is None:

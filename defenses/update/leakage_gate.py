@@ -94,6 +94,10 @@ class LeakageGate(Defense):
                 )
                 raise ConfigError("defense", f"[{', '.join(names)}]", expected)
         own = next((name for name in names if plan.defenses[name] is self), "leakage_gate")
+        for name, other in plan.defenses.items():
+            if getattr(other, "error_feedback", False):
+                expected = f"false beside {own}: of what it withholds the error would count as sent"
+                raise ConfigError(f"defense.{name}.error_feedback", True, expected)
         for name in names[names.index(own) + 1 :] if own in names else ():
             if type(plan.defenses[name]).transform_update is not Defense.transform_update:
                 expected = f"{own} behind {name}: it judges what is really shared"

@@ -30,9 +30,18 @@ assumption about images, of somebody who knows all reported without noise.
     them = "it" if proven.releases == 1 else "them together"
     return (
         f"Whoever would rebuild an image with probability {PROVEN_KAPPA:g} before does so with at most {gamma} after "
-        f"{after}, whatever else is known or done: noise makes {them} {proven.mu:.3g}-Gaussian-DP ({proven.because}). "
-        "The probability before is an assumption about images, of somebody who knows all reported without noise."
+        f"{after}, whatever else is known or done: noise makes {them} {_up(proven.mu):g}-Gaussian-DP "
+        f"({proven.because}). The probability before is an assumption about images, of somebody who knows all reported "
+        "without noise."
     )
+
+
+def _up(mu: float) -> float:
+    """To three digits, never less."""
+    if mu <= 0.0 or not math.isfinite(mu):
+        return mu
+    digits = 2 - math.floor(math.log10(mu))
+    return math.ceil(mu * 10.0**digits - 1e-9) / 10.0**digits
 
 
 def lasting(proven: GaussianDP) -> str:

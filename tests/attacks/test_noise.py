@@ -110,3 +110,20 @@ def test_noise_that_is_clipped_with_the_update_hides_no_more_than_unclipped_nois
         found.append(fedsim.score(result, digits[7:8]).scores.images[0].psnr)
     assert found[0] > 25
     assert found[1] == pytest.approx(found[0], abs=1.0)
+
+
+@pytest.mark.parametrize("share", ["gradient", "delta"])
+def test_half_precision_rounds_small_numbers_by_one_step_for_all(share, rng):
+    """Below 6.1e-5 float16's numbers are 2^-24 apart, and what is nearest to zero is sent as zero."""
+    model, image = (
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 300)),
+        torch.rand(1, 3, 4, 4, generator=rng),
+    )
+    how = {"share": share, "lr": 0.5, **({} if share == "gradient" else {"local_steps": 1})}
+    exact, seen = (fedsim.observe(model, 0.003 * image, [1], **how, defense=one) for one in ([], ["half"]))
+    found = noise_of_gradient(seen)
+    off, told = seen.gradient["1.weight"] - exact.gradient["1.weight"], found["1.weight"]
+    sent = exact.update.tensors["1.weight"].abs()
+    small = (sent > 2e-7) & (sent < 5e-5)
+    assert small.sum() > 500
+    assert 0.5 < float((off[small] / told[small]).square().mean()) < 1.5

@@ -4,13 +4,16 @@ import pytest
 import torch
 
 from attacks.analytic import PatchGradient
-from attacks.positions import without_regression
+from attacks.analytic.patch_gradient import known_embedding
+from attacks.positions import masked_rows, without_regression
 from clients.app import ClientRuntime
 from defenses.compose import build_chain
 from defenses.mjp import LOCALISER
 from fedsim.observation import Observation
 from fedsim.settings.composition import build_data
 from tests.support.federation import settings
+
+MASKED = ("defense=[mjp]", *(f"defense.mjp.{one}" for one in ("probability=1.0", "ratio=0.4", "class_token=unknown")))
 
 
 def observed(*overrides: str) -> tuple[Observation, torch.Tensor]:
@@ -54,3 +57,32 @@ def test_a_spoilt_head_costs_no_more_than_a_withheld_one(spoilt: str) -> None:
     found = PatchGradient()(observation, torch.Generator().manual_seed(0), torch.device("cpu"))
     assert found.images is not None
     assert float((found.images - picture).abs().max()) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ["client.optimizer._target_=torch.optim.SGD", "client.optimizer.lr=0.1"],
+        ["client.optimizer._target_=torch.optim.SGD", "client.optimizer.lr=0.1", "+client.optimizer.momentum=0.9"],
+        ["client.optimizer._target_=torch.optim.AdamW", "client.optimizer.lr=1e-3"],
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_weight_decay_hides_no_mask(optimizer: list[str], steps: int) -> None:
+    """It moves each row of the embedding, also those that no image has read."""
+    mask = masked_rows(observed(*MASKED)[0])
+    assert mask is not None
+    assert bool(mask[0])
+    step = ("client.share=delta", f"client.local_steps={steps}", "++client.optimizer.weight_decay=0.05")
+    seen, _ = observed(*MASKED, *optimizer, *step)
+    assert bool(seen.update.tensors["pos_embed"].any(dim=-1).all())
+    found = masked_rows(seen)
+    assert found is not None
+    assert torch.equal(found, mask) or steps > 1
+    assert int(found.sum()) > 1
+
+
+def test_a_masked_class_token_is_known_as_the_model_read_it() -> None:
+    seen, _ = observed(*MASKED)
+    state = seen.global_state
+    assert torch.equal(known_embedding(seen)[0], state["unknown_embed"].double().reshape(-1))

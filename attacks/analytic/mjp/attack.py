@@ -18,6 +18,7 @@ from attacks.analytic.row_space.solution import solve
 from attacks.analytic.row_space.subspace import Subspace, row_space
 from attacks.analytic.row_space.system import patch_system
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
+from attacks.positions import masked_rows
 from fedsim.effects import MasksPositions
 from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
@@ -104,7 +105,8 @@ class MJPAdaptive(Attack):
         _refuse_full_mask(observation)
         rows = embedding_rows(observation).to(device)
         token_grads = rows[observation.roles.embedded_prefix_tokens :]
-        masked = masked_positions(token_grads)
+        shown = masked_rows(observation)  # behind weight decay no gradient is zero exactly
+        masked = masked_positions(token_grads) if shown is None else shown[-len(token_grads) :].to(device)
         if not bool(masked.any()):
             return self._unmasked.run(observation, rng, device)
         if len(token_grads) >= token_grads.shape[1]:

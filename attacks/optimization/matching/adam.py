@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from attacks.optimization.matching.local_steps import weight_change
-from fedsim.effects import AddsNoise, Clips, Effect, Quantises
+from fedsim.effects import AddsNoise, Clips, Effect, Quantises, SharesSigns, Sparsifies
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -74,9 +74,12 @@ def read_adam(observation: Observation) -> AdamGradient:
     if lr <= 0.0:
         raise NotApplicable("the learning rate was zero in every local step: the delta holds nothing")
     change = weight_change(observation)
+    pruned = {n: c == 0 for n, c in change.items()} if observation.effect(Sparsifies) is not None else {}
     if name == "adamw" and protocol.weight_decay:
         change = {n: c + lr * protocol.decay_of(n) * state[n].double() for n, c in change.items()}
     found = invert_adam_first_step(change, lr, protocol.eps, _rounding(observation, change, lr))
+    if pruned:  # a zero there is none that the step tells
+        found = AdamGradient(found.gradient, {n: e.masked_fill(pruned[n], torch.inf) for n, e in found.error.items()})
     if found.share < MIN_RESOLVED:
         raise NotApplicable(
             f"the first step of {name} at lr {lr:g} and eps {protocol.eps:g} leaves "
@@ -94,7 +97,7 @@ def _hides_size(effect: Effect) -> str:
         return "clipped" if effect.per == "update" and math.isfinite(effect.max_norm) else ""
     if isinstance(effect, AddsNoise):
         return "noisy" if effect.on == "update" else ""
-    return "rounded" if isinstance(effect, Quantises) else ""
+    return "rounded" if isinstance(effect, Quantises | SharesSigns) else ""
 
 
 def _rounding(observation: Observation, change: State, lr: float) -> State:

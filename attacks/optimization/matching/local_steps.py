@@ -62,20 +62,26 @@ class UnrolledSteps(UpdateMap):
     Where labels of several batches are given in another order than the client's, its pictures are no exact solution:
     see `Problem.ordered`.
 
+    Args:
+        limit: the norm, in these units, that a defense scaled the whole change down to before tensors were withheld.
+
     Raises:
         NotApplicable: an optimiser that is not simulated.
     """
 
-    def __init__(self, victim: Victim, protocol: LocalProtocol) -> None:
+    def __init__(self, victim: Victim, protocol: LocalProtocol, limit: float | None = None) -> None:
         super().__init__(victim)
         if protocol.optimizer not in UNROLLED:
             raise NotApplicable(f"local steps of {protocol.optimizer} are not simulated (only {', '.join(UNROLLED)})")
         self.protocol = protocol
         self.scale = update_scale(protocol)
+        self.limit = limit
+        # What is trained and not shared moves on the way too, and counts in the norm.
+        self._unshared = victim.unshared if len(protocol.lrs) > 1 or limit is not None else {}
 
     def __call__(self, variables: Variables) -> State:
         images, labels = variables["images"], variables["labels"]
-        start = self.victim.params
+        start = {**self.victim.params, **self._unshared}
         params, first, second, peak = dict(start), dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
         size = self.protocol.batch_size
         begins = range(0, len(images), size)
@@ -90,7 +96,10 @@ class UnrolledSteps(UpdateMap):
                 largest = self.protocol.amsgrad and bool(peak)
                 peak = {n: torch.maximum(peak[n], v) for n, v in second.items()} if largest else second
                 params = self._adam(params, first, peak, lr, step + 1)
-        return {name: (start[name] - params[name]) / self.scale for name in start}
+        found = {name: (start[name] - params[name]) / self.scale for name in start}
+        if self.limit is not None:
+            found = clipped(found, self.limit, added=0.0)
+        return {name: found[name] for name in self.victim.params}
 
     def _sgd(self, params: State, gradient: State, buffer: State, lr: float) -> tuple[State, State]:
         """torch.optim.SGD's step, momentum and Nesterov included."""
@@ -147,9 +156,9 @@ def step_gradient(victim: Victim, params: State, images: Tensor, labels: Tensor,
     Decay is coupled as SGD and Adam have it. What is trained and not shared counts in the norm, as it was at the start.
     """
     limit, mu = protocol.max_grad_norm, protocol.proximal_mu
-    gradient = victim.gradient(params if limit is None else {**params, **victim.unshared}, images, labels)
+    gradient = victim.gradient(params if limit is None else {**victim.unshared, **params}, images, labels)
     if mu:
-        start = victim.params
+        start = {**victim.params, **victim.unshared}
         gradient = {n: g + mu * (params[n] - start[n]) if n in params else g for n, g in gradient.items()}
     if limit is not None:
         gradient = clipped(gradient, limit)
@@ -158,10 +167,14 @@ def step_gradient(victim: Victim, params: State, images: Tensor, labels: Tensor,
     return {name: gradient[name] + protocol.decay_of(name) * param for name, param in params.items()}
 
 
-def clipped(gradient: State, max_norm: float) -> State:
-    """Scaled down to an L2 norm, all tensors together, as `torch.nn.utils.clip_grad_norm_` does; differentiable."""
+def clipped(gradient: State, max_norm: float, added: float = 1e-6) -> State:
+    """Scaled down to an L2 norm, all tensors together, differentiable.
+
+    Args:
+        added: to the norm, as `torch.nn.utils.clip_grad_norm_` does.
+    """
     size = torch.stack([tensor.square().sum() for tensor in gradient.values()]).sum()
-    factor = (max_norm / ((size + TINY).sqrt() + 1e-6)).clamp(max=1.0)
+    factor = (max_norm / ((size + TINY).sqrt() + added)).clamp(max=1.0)
     return {name: factor * tensor for name, tensor in gradient.items()}
 
 

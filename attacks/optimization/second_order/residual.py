@@ -121,7 +121,7 @@ def make_residuals(
     if not noisy and not any(one.moved for one in rounds):
         return [_together(each)]
     weighed = [
-        replace(by_norm, weights=(1.0 / one.error).to(dtype), floor=float(one.told))
+        replace(by_norm, weights=torch.where(one.error > TINY, 1.0 / one.error, 0.0).to(dtype), floor=float(one.told))
         for one, by_norm in zip(rounds, each, strict=True)
     ]
     if noisy:
@@ -186,7 +186,8 @@ def _round(
     rounding, noise = rounding_of(observation, target, scale, local), noise_of(observation, target, scale, signal)
     numbers, adaptive = sum(tensor.numel() for tensor in target.values()), reads_adam(observation, local)
     if adaptive:  # of the other entries it knows the sign alone
-        kept = {name: tensor.isfinite().to(dtype) for name, tensor in rounding.items()}
+        told = {name: tensor.isfinite().to(dtype) for name, tensor in rounding.items()}
+        kept = told if kept is None else {name: mask * kept[name] for name, mask in told.items()}
         target = {name: tensor * kept[name].double() for name, tensor in target.items()}
         rounding = {name: tensor.nan_to_num(posinf=TINY) for name, tensor in rounding.items()}
         numbers = sum(int(mask.sum()) for mask in kept.values())

@@ -125,3 +125,21 @@ def test_refusals():
         counting.zero_shot_counts(torch.ones(3, 4), torch.ones(3) / 3, 0.0, 2)
     with pytest.raises(ValueError, match="leaves nothing"):
         counting.zero_shot_counts(torch.ones(3, 4), torch.ones(3) / 3, 1.0, 2, 1.0)
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_llg_takes_label_smoothing_for_what_it_is(reference):
+    """Absent classes of hardly any probability have negative scores then, and are no labels."""
+    weight, bias = head(scale=3.0)
+    features, labels, smoothing = positive(8, seed=4), [2, 2, 2, 2, 5, 5, 7, 7], 0.2
+    logits = F.linear(features, weight, bias).requires_grad_()
+    F.cross_entropy(logits, torch.tensor(labels), label_smoothing=smoothing).backward()
+    scores = (logits.grad.T @ features).sum(dim=1)
+    assert int((scores < 0).sum()) > 3
+    probs = logits.detach().softmax(dim=1)
+    share = counting.share_of_reference(probs, features.sum(dim=1), 8, smoothing)
+    if not reference:
+        share = counting.impact_of_scores(scores, 8, smoothing)
+    found = counting.llg(scores, 8, share).tolist()
+    assert set(found) == {2, 5, 7}
+    assert not reference or found == labels

@@ -1,5 +1,6 @@
 """What somebody's own defense says of itself is honoured, and somebody's own attack is judged by what it says."""
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -201,8 +202,9 @@ def test_what_fedsims_own_defenses_publish():
 
     assert GradientNoise(relative_norm=0.1).effects() == (AddsNoise(0.1, relative=True),)
     assert GradientNoise().effects() == TopK(1.0).effects() == Half(None).effects() == ()
+    assert DPSGD(math.inf, 0.0, per_layer=True).effects() == ()
     assert DPSGD(2.0, 0.5).effects() == (Clips(2.0, "example"), AddsNoise(1.0, on="sum"))
-    assert Half().effects() == (Quantises(2.0**-10, "coordinate"),)
+    assert Half().effects() == (Quantises(2.0**-10, "coordinate", least=2.0**-24),)
     assert Withhold().effects() == (Withholds(),)
     assert SecureAggregation(3).effects()[0].clients == 3
 

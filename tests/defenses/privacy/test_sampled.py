@@ -5,10 +5,14 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from scipy import optimize, stats
 
+from defenses import DPSGD
+from defenses.base import ClientRound
 from defenses.privacy.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.privacy.sampled import SampledLoss, composed_epsilon
+from fedsim.bounds.privacy import FIRST_ROUND
 from tests.defenses.privacy.test_accounting import DP_ACCOUNTING
 
 
@@ -111,3 +115,16 @@ def test_beyond_what_e_to_a_loss_holds_nothing_is_said(sigma, steps):
     """The exact figure is 914 and 1,462: sums of losses that were cut off at 710 said 710."""
     assert gaussian_epsilon(1e-5, math.sqrt(steps) / sigma) > 900
     assert composed_epsilon(sigma, (1.0,), (steps,), 1e-5) == math.inf
+
+
+def test_what_is_reported_never_falls_though_the_grid_of_more_steps_is_another():
+    each = [composed_epsilon(1.0, (2e-4,), (steps,), 1e-5) for steps in (4, 5)]
+    assert each[1] < each[0]  # both are bounds, and of fewer steps too
+    memory, said = {}, []
+    for steps in (4, 5):
+        defense = DPSGD(noise_multiplier=1.0, amplification="poisson")
+        memory |= {FIRST_ROUND: torch.tensor(1), "rates": torch.tensor([2e-4], dtype=torch.float64)}
+        memory |= {"counts": torch.tensor([steps]), "rdp": steps * sampled_gaussian_rdp(1.0, 2e-4)}
+        defense._turn = ClientRound(steps, 5000, memory)
+        said.append(defense.measurements()["epsilon"])
+    assert said[0] == said[1] == pytest.approx(each[0])

@@ -20,6 +20,7 @@ from defenses import (
     LocalDP,
     Plan,
     SecureAggregation,
+    TopK,
     WithholdPositionEmbedding,
 )
 from defenses.compose import load_wrappers
@@ -301,6 +302,13 @@ def test_it_comes_last():
     for other in (GradientNoise(), WithholdPositionEmbedding()):
         with pytest.raises(ConfigError, match=r"defense=\[leakage_gate, other\]: must be leakage_gate behind other"):
             gate.check(plan(leakage_gate=gate, other=other))
+
+
+def test_an_error_that_is_fed_back_is_of_what_was_shared():
+    gate = LeakageGate(PatchGradient())
+    gate.check(plan(topk=TopK(error_feedback=False), leakage_gate=gate))
+    with pytest.raises(ConfigError, match=r"defense\.topk\.error_feedback=True: must be false beside leakage_gate"):
+        gate.check(plan(topk=TopK(), leakage_gate=gate))
 
 
 @pytest.mark.parametrize("other", [DPSGD(), LocalDP()])

@@ -17,6 +17,7 @@ def test_one_release_and_many():
     many = theorem_sentence(GaussianDP(0.5, 1200, "image", 1e-5, "so"))
     assert "after these 1,200 releases, " in many
     assert "noise makes them together 0.5-Gaussian-DP (so)" in many
+    assert " 0.448-Gaussian-DP" in theorem_sentence(GaussianDP(20**0.5 / 10, 20, "image", 1e-5, "so"))  # 0.4472…
 
 
 def test_what_is_reported_without_noise_is_named_and_counts_as_known_before():

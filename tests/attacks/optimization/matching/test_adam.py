@@ -8,7 +8,7 @@ from torch import nn
 
 import fedsim
 from attacks.optimization.matching.adam import invert_adam_first_step, read_adam
-from defenses import QSGD, GradientNoise
+from defenses import QSGD, GradientNoise, Sign, TopK
 from fedsim.errors import NotApplicable
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.05}
@@ -88,3 +88,13 @@ def test_second_order_rebuilds_the_image_from_one_step(model, image):
     assert error < 10 ** (-0.1 * result.certificate.values["predicted_psnr"]) < 2e-3
     assert float((image - 0.5).square().mean()) > 0.05
     assert not result.certified
+
+
+def test_what_was_pruned_of_a_step_tells_nothing_and_signs_hide_its_size(model, image):
+    legible = {**ADAMW, "eps": 1e-3}
+    pruned = observed(model, image, legible, defense=[TopK(ratio=0.3, error_feedback=False)])
+    found = read_adam(pruned)
+    for name, change in pruned.update.tensors.items():
+        assert bool(found.error[name][change == 0].isinf().all())
+    with pytest.raises(NotApplicable, match="a rounded step of adamw"):
+        read_adam(observed(model, image, defense=[Sign(error_feedback=False)]))

@@ -13,7 +13,7 @@ from attacks.optimization.matching.local_steps import (
     UnrolledSteps,
     update_scale,
 )
-from attacks.optimization.problem import make_update_map
+from attacks.optimization.problem import clip_norm, local_updates, make_update_map, shared_update
 from attacks.victim import make_victim
 from fedsim.determinism import seeded_globals
 from fedsim.errors import NotApplicable
@@ -158,3 +158,49 @@ def test_the_surrogate_lies_between_the_weights(small, victim_of, candidates):
         expected = victim.gradient(params, variables["images"], variables["labels"])
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("defenses", [["withhold"], ["gradient_clip", "withhold"]])
+def test_what_is_withheld_and_trained_moves_in_the_steps_too(defenses, cpu):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5)).double()
+    images, labels = torch.rand(2, 3, 4, 4, dtype=torch.float64), torch.tensor([1, 3])
+    named = {"withhold": {"patterns": ["3.weight", "3.bias"]}, "gradient_clip": {"max_norm": 0.05}}
+    chosen = [{name: named[name]} for name in defenses]
+    seen = fedsim.observe(model, images, labels, share="delta", local_steps=8, lr=0.5, defense=chosen)
+    assert set(seen.update.tensors) == {"1.weight", "1.bias"}
+    victim = make_victim(seen, seen.update.tensors, cpu, fused_attention=False)
+    simulated = make_update_map("unroll", victim, seen)({"images": seen.normalised(images), "labels": labels})
+    bound = clip_norm(seen, "unroll")
+    assert bound is None
+    for key, change in seen.update.tensors.items():
+        torch.testing.assert_close(-update_scale(seen.protocol) * simulated[key], change, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
+def test_an_examples_clip_is_that_of_its_one_step_whatever_is_shared(share, cpu):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5)).double()
+    image, step = torch.rand(1, 3, 4, 4, dtype=torch.float64), {} if share == "gradient" else {"local_steps": 1}
+    private = [{"dp_sgd": {"max_grad_norm": 0.03, "noise_multiplier": 0.0}}]
+    seen = fedsim.observe(model, image, [3], share=share, lr=0.1, defense=private, **step)
+    assert clip_norm(seen, "gradient") == 0.03
+    victim = make_victim(seen, seen.update.tensors, cpu, fused_attention=False)
+    found = make_update_map("gradient", victim, seen)({"images": seen.normalised(image), "labels": torch.tensor([3])})
+    target, whole = shared_update(seen, "gradient", cpu), torch.cat([one.flatten() for one in found.values()]).norm()
+    assert whole > 0.1
+    for name, tensor in target.items():
+        torch.testing.assert_close(found[name] * 0.03 / whole, tensor, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("defense", ["topk", "qsgd", "gradient_clip"])
+def test_a_decayed_step_behind_what_acts_on_it_is_matched_as_it_was(defense):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5))
+    decayed = {"_target_": "torch.optim.SGD", "lr": 0.1, "weight_decay": 1e-3}
+
+    def resolved(**settings):
+        return local_updates("auto", fedsim.observe(model, torch.rand(1, 3, 4, 4), [3], **settings))
+
+    step = {"share": "delta", "local_steps": 1}
+    assert resolved(**step, optimizer=decayed, defense=[defense]) == "unroll"
+    assert resolved(**step, optimizer=decayed) == resolved(**step, defense=[defense]) == "gradient"
