@@ -209,7 +209,7 @@ def test_a_result_at_the_edge_of_a_clamp_is_not_certified(least, inside):
         assert certificate.certified, certificate.reason
     else:
         assert certificate.status == "uncertified"
-        assert "does not see 1 of 48 pixels" in certificate.reason
+        assert "misses 1 of 48 numbers" in certificate.reason
 
 
 class Alike(nn.Module):

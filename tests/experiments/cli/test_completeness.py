@@ -78,7 +78,11 @@ def test_a_key_that_was_added_and_that_nobody_reads_is_refused(command, tmp_path
 
 def test_what_classes_and_users_name_is_left_open():
     given = load_config("run")
-    given["client"] |= {"optimizer": {"_target_": "torch.optim.SGD", "nesterov": True}, "scheduler": {"y": 1}}
+    given["client"] |= {
+        "share": "delta",
+        "optimizer": {"_target_": "torch.optim.SGD", "nesterov": True},
+        "scheduler": {"y": 1},
+    }
     given["simulation"]["resources"] = {"big": 1}
     given |= {"defense": {"mine": {"z": 1}}, "data": {"w": 2}}
     assert plain(parse(RunConfig, given)) == given

@@ -459,7 +459,7 @@ def test_the_badges_follow_the_guess(write_run: Any, records: Any, picture: Any)
     assert text.count('<span class="badge no-better-than-a-guess">no better than a guess</span>') == 1
     assert text.count('<span class="badge recognisable">recognisable</span>') == 1 + 1  # and how to read PSNR
     assert text.count('<span class="badge plain">certified, wrongly</span>') == 2
-    assert "<td>2<br>2 wrong</td>" in text
+    assert '<td data-value="2">2<br>2 wrong</td>' in text
 
 
 def test_labels_are_called_as_the_data_call_them(write_run: Any, records: Any, picture: Any) -> None:
