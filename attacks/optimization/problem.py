@@ -12,6 +12,7 @@ from attacks.label import RecoverLabels
 from attacks.label.head import NO_HEAD, NoHead
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
+    ADDED,
     ClippedGradient,
     GradientMap,
     SurrogateWeights,
@@ -147,7 +148,7 @@ def _clip_norm(observation: Observation, choice: str) -> float | None:
     protocol = observation.protocol
     clips = [effect for effect in observation.effects if isinstance(effect, Clips) and clips_whole(effect, observation)]
     clips = [clip for clip in clips if math.isfinite(clip.max_norm)]
-    if choice == "unroll" and protocol.optimizer != "sgd":  # an example's clip is within a step of no such size
+    if choice == "unroll":  # an example's clip is within its step
         clips = [clip for clip in clips if clip.per == "update"]
     if not clips:
         return None
@@ -156,11 +157,18 @@ def _clip_norm(observation: Observation, choice: str) -> float | None:
     return min(clip.max_norm / (scale if clip.per == "update" else 1.0) for clip in clips)
 
 
+def _example_norm(observation: Observation) -> float | None:
+    """The norm that a defense scales each step's gradient of its one image down to; None where it does not."""
+    clips = [one.max_norm for one in observation.effects if isinstance(one, Clips) and one.per == "example"]
+    alone = observation.protocol.batch_size == 1 and observation.summed == 1
+    return min(clips, default=None) if alone else None
+
+
 def pruned_before_clip(observation: Observation) -> bool:
     """Whether the norm of a clip is of the coordinates alone that were left: it stands behind what prunes them."""
     changes = [one for one in observation.defense_effects if not (isinstance(one, Clips) and "example" in one.per)]
     kinds = [type(effect) for effect in changes if isinstance(effect, Clips | Sparsifies)]
-    return bool(kinds) and kinds[0] is Sparsifies
+    return kinds[:1] == [Sparsifies] and Clips in kinds
 
 
 def clips_whole(clip: Clips, observation: Observation) -> bool:
@@ -177,14 +185,16 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
     """
     if choice == "unroll":
         whole = _clip_norm(observation, choice) if _clips_unshared(observation, choice) else None
-        return UnrolledSteps(victim, observation.protocol, whole if sized else None)
+        return UnrolledSteps(victim, observation.protocol, whole if sized else None, _example_norm(observation))
     if choice == "surrogate":
         start = observation.global_state
         change = weight_change(observation)
         end = {name: (start[name].double() + change[name]).to(param) for name, param in victim.params.items()}
         return SurrogateWeights(victim, end, observation.protocol)
     limit = gradient_norm(observation, choice)
-    return ClippedGradient(victim, limit) if sized and limit is not None else GradientMap(victim)
+    if not sized or limit is None:
+        return GradientMap(victim)
+    return ClippedGradient(victim, limit, ADDED if limit == observation.protocol.max_grad_norm else 0.0)
 
 
 def check_labels(labels: Sequence[int], observation: Observation) -> None:

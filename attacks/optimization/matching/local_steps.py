@@ -16,6 +16,8 @@ Variables = dict[str, Tensor]
 """What the attack optimises, of one candidate: `images` [B,C,H,W], `labels` [B] or logits [B,classes], `alpha` []."""
 
 UNROLLED = ("sgd", "adam", "adamw")
+ADDED = 1e-6
+"""To a norm by `torch.nn.utils.clip_grad_norm_`; a defense that clips adds nothing."""
 
 
 class UpdateMap(ABC):
@@ -43,14 +45,15 @@ class GradientMap(UpdateMap):
 class ClippedGradient(UpdateMap):
     """∂L/∂θ at the weights that the server sent, as training clips it."""
 
-    def __init__(self, victim: Victim, max_grad_norm: float) -> None:
+    def __init__(self, victim: Victim, max_grad_norm: float, added: float = ADDED) -> None:
         super().__init__(victim)
         self.max_grad_norm = max_grad_norm
+        self.added = added
 
     def __call__(self, variables: Variables) -> State:
         params = self.victim.params
         gradient = self.victim.gradient({**params, **self.victim.unshared}, variables["images"], variables["labels"])
-        found = clipped(gradient, self.max_grad_norm)
+        found = clipped(gradient, self.max_grad_norm, self.added)
         return {name: found[name] for name in params}
 
 
@@ -64,20 +67,25 @@ class UnrolledSteps(UpdateMap):
 
     Args:
         limit: the norm, in these units, that a defense scaled the whole change down to before tensors were withheld.
+        example: the norm that it scales the gradient of each step, of one image, down to.
 
     Raises:
         NotApplicable: an optimiser that is not simulated.
     """
 
-    def __init__(self, victim: Victim, protocol: LocalProtocol, limit: float | None = None) -> None:
+    def __init__(
+        self, victim: Victim, protocol: LocalProtocol, limit: float | None = None, example: float | None = None
+    ) -> None:
         super().__init__(victim)
         if protocol.optimizer not in UNROLLED:
             raise NotApplicable(f"local steps of {protocol.optimizer} are not simulated (only {', '.join(UNROLLED)})")
         self.protocol = protocol
         self.scale = update_scale(protocol)
         self.limit = limit
+        self.example = example
         # What is trained and not shared moves on the way too, and counts in the norm.
-        self._unshared = victim.unshared if len(protocol.lrs) > 1 or limit is not None else {}
+        whole = len(protocol.lrs) > 1 or limit is not None or example is not None
+        self._unshared = victim.unshared if whole else {}
 
     def __call__(self, variables: Variables) -> State:
         images, labels = variables["images"], variables["labels"]
@@ -88,7 +96,7 @@ class UnrolledSteps(UpdateMap):
         for step, lr in enumerate(self.protocol.lrs):
             begin = begins[step % len(begins)]
             part = slice(begin, begin + size)
-            gradient = step_gradient(self.victim, params, images[part], labels[part], self.protocol)
+            gradient = step_gradient(self.victim, params, images[part], labels[part], self.protocol, self.example)
             if self.protocol.optimizer == "sgd":
                 params, first = self._sgd(params, gradient, first, lr)
             else:
@@ -150,7 +158,14 @@ class SurrogateWeights(UpdateMap):
         return step_gradient(self.victim, params, variables["images"], variables["labels"], self.protocol)
 
 
-def step_gradient(victim: Victim, params: State, images: Tensor, labels: Tensor, protocol: LocalProtocol) -> State:
+def step_gradient(
+    victim: Victim,
+    params: State,
+    images: Tensor,
+    labels: Tensor,
+    protocol: LocalProtocol,
+    example: float | None = None,
+) -> State:
     """What a local step at `params` goes by: ∂L/∂θ and FedProx's pull, clipped, and weight decay.
 
     Decay is coupled as SGD and Adam have it. What is trained and not shared counts in the norm, as it was at the start.
@@ -160,6 +175,8 @@ def step_gradient(victim: Victim, params: State, images: Tensor, labels: Tensor,
     if mu:
         start = {**victim.params, **victim.unshared}
         gradient = {n: g + mu * (params[n] - start[n]) if n in params else g for n, g in gradient.items()}
+    if example is not None:
+        gradient = clipped(gradient, example, added=0.0)
     if limit is not None:
         gradient = clipped(gradient, limit)
     if protocol.optimizer == "adamw" or not protocol.weight_decay:
@@ -167,11 +184,11 @@ def step_gradient(victim: Victim, params: State, images: Tensor, labels: Tensor,
     return {name: gradient[name] + protocol.decay_of(name) * param for name, param in params.items()}
 
 
-def clipped(gradient: State, max_norm: float, added: float = 1e-6) -> State:
+def clipped(gradient: State, max_norm: float, added: float = ADDED) -> State:
     """Scaled down to an L2 norm, all tensors together, differentiable.
 
     Args:
-        added: to the norm, as `torch.nn.utils.clip_grad_norm_` does.
+        added: to the norm.
     """
     size = torch.stack([tensor.square().sum() for tensor in gradient.values()]).sum()
     factor = (max_norm / ((size + TINY).sqrt() + added)).clamp(max=1.0)
