@@ -144,8 +144,9 @@ def _by_decay(observation: Observation, name: str) -> float:
         if protocol.optimizer == "adamw":
             value -= lr * decay * value
             continue
-        gradient = decay * value + protocol.proximal_mu * (value - 1.0)
-        buffer = gradient if step == 0 else protocol.momentum * buffer + (1.0 - protocol.dampening) * gradient
-        step_by = buffer if protocol.momentum else gradient
-        value -= lr * (gradient + protocol.momentum * buffer if protocol.nesterov else step_by)
+        moved = gradient = decay * value + protocol.proximal_mu * (value - 1.0)
+        if protocol.momentum:
+            buffer = gradient if step == 0 else protocol.momentum * buffer + (1.0 - protocol.dampening) * gradient
+            moved = gradient + protocol.momentum * buffer if protocol.nesterov else buffer
+        value -= lr * moved
     return value - 1.0

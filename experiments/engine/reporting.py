@@ -15,9 +15,10 @@ from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import Verdict
 from fedsim.settings.places import once_mended, write_refused
-from fedsim.storage.json_objects import read_object
+from fedsim.storage.json_objects import DamagedFileError, read_object
 from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import SealedStates
+from fedsim.storage.values import number
 
 
 @contextmanager
@@ -39,14 +40,10 @@ def reported(
     Raises:
         RunError: the disk is full, or a file in the folder is another user's.
     """
-    summary = folder.root / "summary.json"
-    earlier = read_object(summary) if goes_on and summary.is_file() else {}
+    before = _seconds_before(folder.root / "summary.json") if goes_on else 0.0
     try:
         yield
-        seconds: float | None = time.perf_counter() - start
-        if goes_on and seconds is not None:
-            before = earlier.get("seconds")
-            seconds = seconds + before if isinstance(before, float | int) else None
+        seconds = None if before is None else before + time.perf_counter() - start
         facts: dict[str, Any] = {"kind": kind, "finished": True, "seconds": seconds, "lpips": lpips_hint()}
         if test_pictures is not None:
             facts |= {"test_pictures": test_pictures, "commonest_class": commonest_class}
@@ -65,6 +62,14 @@ def reported(
             raise RunError(f"{reason}. {once_mended(error)}, {again}" if again else reason) from error
         raise
     tell_end(folder, page, judged)
+
+
+def _seconds_before(summary: Path) -> float | None:
+    """Of an earlier call that came to its end; None where it did not."""
+    try:
+        return number(read_object(summary).get("seconds")) if summary.is_file() else None
+    except DamagedFileError:
+        return None
 
 
 def _how_to_go_on(folder: RunFolder, kind: str) -> str:

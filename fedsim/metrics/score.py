@@ -57,13 +57,12 @@ def score(
         shown = torch.where(same, private_images, shown)
         if len(distinct) < len(sources) or not torch.equal(shown, private_images):
             guessed = rebuilt if own is None else _as_image(own.detach().double().to(originals.device), eight_bit)
-            forms: list[int | None] | None = None
-            paired: list[int | None] | None = None
-            if int(rebuilt.isfinite().flatten(1).all(dim=1).sum()) < len(distinct):
-                groups = [[place for place, source in enumerate(sources) if source == one] for one in distinct]
-                forms, paired = match_both(shown, rebuilt, private_images[distinct], guessed, groups)
+            fewer = int(rebuilt.isfinite().flatten(1).all(dim=1).sum()) < len(distinct)
+            groups = [[place for place, source in enumerate(sources) if source == one] for one in distinct]
+            private_images = private_images[distinct]
+            forms, paired = match_both(shown, rebuilt, private_images, guessed, groups) if fewer else (None, None)
             seen = _compare(shown, rebuilt, perceptual, forms)
-            found = _compare(private_images[distinct], guessed, perceptual, paired)
+            found = _compare(private_images, guessed, perceptual, paired)
             by_source = {distinct[place]: values for place, values in found.items()}
             private = {place: by_source[source] for place, source in enumerate(sources) if source in by_source}
         else:
