@@ -89,9 +89,8 @@ def quantised_std(tensor: Float[Tensor, "..."], bucket: int | None) -> Float[Ten
     few = values < 1.5 * step.clamp(min=torch.finfo(values.dtype).tiny)
     number = few.sum(dim=1, keepdim=True)
     up = (few & (values > 0)).sum(dim=1, keepdim=True) / number.clamp(min=1)
-    up = up.clamp(1.0 / (number + 1.0), number / (number + 1.0)).where(
-        number > 0, 0.0
-    )  # of few, all may have gone one way
+    # Of a few all may have gone one way.
+    up = up.clamp(1.0 / (number + 1.0), number / (number + 1.0)).where(number > 0, 0.0)
     variance = torch.where(few, up * (1.0 - up), 1.0 / 6.0) * step.square()
     return variance.sqrt().flatten()[: tensor.numel()].view_as(tensor)
 

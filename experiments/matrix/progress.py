@@ -213,7 +213,10 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
     return MatrixRow(
         name=entry.name,
         settings=entry.settings,
-        defended=any(unit.config["defense"] or _trains_otherwise(unit.config, progress.config) for unit in trainings),
+        defended=any(
+            unit.config["defense"] or _as_trained(unit.config) != _as_trained(plain(progress.config))
+            for unit in trainings
+        ),
         mismatch=_mismatch(trainings, begun),
         accuracies=tuple(accuracy for accuracy, _, _, _ in results if accuracy is not None),
         train_seconds=statistics.fmean(seconds for _, seconds, _, _ in results) if results else None,
@@ -224,10 +227,6 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
         cells=tuple(cell for unit in begun for cell in progress.cells(unit)),
         counts=read_counts((unit.folder for unit in begun), {one.name for one in progress.columns if not one.blind}),
     )
-
-
-def _trains_otherwise(config: Mapping[str, Any], matrix: MatrixConfig) -> bool:
-    return _as_trained(config) != _as_trained(plain(matrix))
 
 
 def _as_trained(config: Mapping[str, Any]) -> dict[str, Any]:
