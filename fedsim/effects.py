@@ -26,8 +26,8 @@ class Effect:
         """Whether that stays as it was."""
         return part in self.KEEPS
 
-    def at(self, server_round: int) -> Self:
-        """The effect as it is in that round, for what changes from one to another."""
+    def at(self, server_round: int) -> Self | None:
+        """The effect as it is in that round, for what changes from one to another; None where it is not there."""
         return self
 
 
@@ -94,6 +94,16 @@ class SharesSigns(Effect):
 
     per: str | None
     KEEPS = ("images",)
+
+
+@dataclass(frozen=True)
+class AddsErrors(Effect):
+    """What the compression of a client's earlier updates left out is in this one, before it is compressed."""
+
+    KEEPS = ("images",)
+
+    def at(self, server_round: int) -> Self | None:
+        return self if server_round > 1 else None
 
 
 @dataclass(frozen=True)
@@ -214,6 +224,11 @@ class Unpublished(Effect):
 def of_training(max_grad_norm: float | None) -> tuple[Effect, ...]:
     """What a client's training does to a gradient without any defense; None: it is not clipped."""
     return () if max_grad_norm is None else (Clips(max_grad_norm, "step"),)
+
+
+def effects_in(server_round: int, effects: Iterable[Effect]) -> tuple[Effect, ...]:
+    """Those that are there in that round, as they are in it."""
+    return tuple(now for effect in effects if (now := effect.at(server_round)) is not None)
 
 
 def effects_to_records(effects: Iterable[Effect]) -> list[dict[str, Any]]:

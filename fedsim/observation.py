@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
-from fedsim.effects import Effect, Part, Unpublished
+from fedsim.effects import Effect, Part, Unpublished, effects_in
 from fedsim.errors import ConfigError, NotApplicable, nearest
 from fedsim.models import (
     Architecture,
@@ -238,7 +238,7 @@ class Observation:
         each = (getattr(wrapper, "effects", None) for wrapper in wrappers)
         unknown = (Unpublished(""),)
         published = (effect for publish in each for effect in (unknown if publish is None else publish()))
-        return tuple(effect.at(self.server_round) for effect in published)
+        return effects_in(self.server_round, published)
 
     def effect(self, kind: type[Kind]) -> Kind | None:
         """The first of this kind among what its training and then its defenses do; None where none says so.

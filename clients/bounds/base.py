@@ -13,7 +13,7 @@ from defenses.base import DefenseChain
 from fedsim.bounds.statement import Kind, Statement
 from fedsim.data import ImageSet
 from fedsim.data.tensors import TensorImages
-from fedsim.effects import AddsNoise, Clips, Effect, Withholds, of_training
+from fedsim.effects import AddsNoise, Clips, Effect, Withholds, effects_in, of_training
 from fedsim.errors import NotApplicable
 from fedsim.models.random_drops import random_drops
 from fedsim.update import State, Update
@@ -48,7 +48,7 @@ class Party:
 
     @property
     def effects(self) -> tuple[Effect, ...]:
-        of_defenses = (effect.at(self.server_round) for effect in self.defenses.effects())
+        of_defenses = effects_in(self.server_round, self.defenses.effects())
         return (*of_training(self.runtime.settings.clip_norm), *of_defenses)
 
     def train(self, images: Tensor | None = None) -> LocalResult:

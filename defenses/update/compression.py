@@ -14,7 +14,7 @@ from torch import Tensor
 from defenses.base import ClientRound, Defense, Plan
 from defenses.settings import choice, flag, number, whole
 from defenses.update.perturbation import require_change, warn_of_statistics
-from fedsim.effects import Effect, Quantises, SharesSigns, Sparsifies
+from fedsim.effects import AddsErrors, Effect, Quantises, SharesSigns, Sparsifies
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
 
@@ -47,6 +47,16 @@ class Compression(Defense):
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         """The decoded tensors, by the same names."""
         raise NotImplementedError
+
+    def own_effect(self) -> Effect | None:
+        """What `compress` does; None where it leaves everything as it is."""
+        raise NotImplementedError
+
+    def effects(self) -> tuple[Effect, ...]:
+        own = self.own_effect()
+        if own is None:
+            return ()
+        return (AddsErrors(), own) if self.error_feedback else (own,)
 
     def check(self, plan: Plan) -> None:
         warn_of_statistics(plan, self.name)
@@ -82,8 +92,8 @@ class TopK(Compression):
         self.ratio = number("defense.topk.ratio", ratio, "more than 0 and at most 1", lambda v: 0.0 < v <= 1.0)
         self.per = choice("defense.topk.per", per, PER)
 
-    def effects(self) -> tuple[Effect, ...]:
-        return () if self.ratio == 1.0 else (Sparsifies(self.ratio, self.per),)
+    def own_effect(self) -> Effect | None:
+        return None if self.ratio == 1.0 else Sparsifies(self.ratio, self.per)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.ratio == 1.0:
@@ -112,8 +122,8 @@ class Sign(Compression):
         if self.error_feedback and self.scale == "none":
             raise ConfigError("defense.sign.error_feedback", True, "false with scale=none, or scale=mean_abs")
 
-    def effects(self) -> tuple[Effect, ...]:
-        return (SharesSigns(None if self.scale == "none" else self.per),)
+    def own_effect(self) -> Effect | None:
+        return SharesSigns(None if self.scale == "none" else self.per)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         signs = {name: tensor.sign() for name, tensor in tensors.items()}
@@ -156,8 +166,8 @@ class QSGD(Compression):
     def repeatable(self) -> bool:
         return self.levels is None and super().repeatable
 
-    def effects(self) -> tuple[Effect, ...]:
-        return () if self.levels is None else (Quantises(1.0 / self.levels, "tensor", self.bucket_size),)
+    def own_effect(self) -> Effect | None:
+        return None if self.levels is None else Quantises(1.0 / self.levels, "tensor", self.bucket_size)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.levels is None:
@@ -183,11 +193,11 @@ class Half(Compression):
         # YAML users write none for null.
         self.dtype = None if dtype in (None, "none") else choice("defense.half.dtype", dtype, ("none", *HALVES))
 
-    def effects(self) -> tuple[Effect, ...]:
+    def own_effect(self) -> Effect | None:
         if self.dtype is None:
-            return ()
+            return None
         about = torch.finfo(HALVES[self.dtype])
-        return (Quantises(about.eps, "coordinate", least=about.eps * about.smallest_normal),)
+        return Quantises(about.eps, "coordinate", least=about.eps * about.smallest_normal)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.dtype is None:

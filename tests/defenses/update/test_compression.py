@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from defenses import QSGD, ClientRound, DefenseChain, Half, Sign, TopK
+from fedsim.effects import AddsErrors, effects_in
 from fedsim.errors import ConfigError
 from fedsim.update import Update
 from tests.defenses.as_configured import configured
@@ -224,6 +225,14 @@ def test_error_feedback_carries_what_was_not_sent(name):
         wanted, sent = wanted + update.tensors["weight"], sent + shared["weight"]
         torch.testing.assert_close(sent + memory["code/weight"], wanted, rtol=1e-4, atol=1e-4)
         assert set(memory) == {"code/weight", "code/bias", "code/scalar"}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_errors_of_earlier_rounds_show_from_the_second_round_on(name):
+    fed, plain = LOSSY[name](error_feedback=True).effects(), LOSSY[name](error_feedback=False).effects()
+    before = [effects_in(server_round, fed)[:-1] for server_round in (0, 1, 2, 9)]
+    assert before == [(), (), (AddsErrors(),), (AddsErrors(),)]
+    assert all(effects_in(server_round, fed)[-1:] == effects_in(server_round, plain) != () for server_round in (1, 2))
 
 
 def test_error_feedback_sends_small_coordinates_in_the_end():
