@@ -58,16 +58,31 @@ def clipped_noise(observation: Observation, target: State, scale: float) -> floa
     return math.fsum(count * (one.std / _units(one, observation, scale)) ** 2 for one in before)
 
 
+def std_before_clip(observation: Observation, scale: float) -> float:
+    """The standard deviation of the noise that counts in the norm of a clip behind it, of a gradient's coordinate.
+
+    Args:
+        scale: of a change of weights; 1 for a gradient.
+    """
+    added = [one for one in observation.effects if isinstance(one, AddsNoise) and not one.relative]
+    before = [one for one in added if math.isfinite(_limit_behind(one, observation, scale))]
+    return math.hypot(*(one.std / _units(one, observation, scale) for one in before))
+
+
 def _clip_behind(noise: AddsNoise, observation: Observation, whole: float, scale: float) -> float:
     """The norm that a client's noisy update was scaled down to, in units of a gradient; infinite where it was not.
 
     Noise of local steps is before every clip of an update, in whatever order the defenses stand.
     """
+    bound = _limit_behind(noise, observation, scale)
+    return bound if whole >= AT_BOUND * bound else math.inf
+
+
+def _limit_behind(noise: AddsNoise, observation: Observation, scale: float) -> float:
     effects = observation.effects
     place = 0 if noise.on == "sum" else effects.index(noise)
     limits = [one.max_norm / abs(scale) for one in effects[place:] if isinstance(one, Clips) and one.per == "update"]
-    bound = min(limits, default=math.inf)
-    return bound if observation.summed == 1 and whole >= AT_BOUND * bound else math.inf
+    return min(limits, default=math.inf) if observation.summed == 1 else math.inf
 
 
 def noise_of_gradient(observation: Observation) -> State | None:

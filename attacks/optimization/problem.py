@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attacks.label import RecoverLabels
 from attacks.label.head import NO_HEAD, NoHead
+from attacks.noise import std_before_clip
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
     ADDED,
@@ -18,6 +19,7 @@ from attacks.optimization.matching.local_steps import (
     SurrogateWeights,
     UnrolledSteps,
     UpdateMap,
+    unit_scale,
     update_scale,
     weight_change,
 )
@@ -119,7 +121,10 @@ def _less_decay(gradient: State, observation: Observation) -> State:
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:
     """The distance with a defense's clipping, whose bound is public, built in; a cosine does not see it."""
     bound = clip_norm(observation, choice)
-    return objective if bound is None or objective.scale_invariant else Clipped(objective, bound)
+    if bound is None or objective.scale_invariant:
+        return objective
+    noise = std_before_clip(observation, unit_scale(observation))
+    return Clipped(objective, bound, noise, pruned_before_clip(observation))
 
 
 def clip_norm(observation: Observation, choice: str) -> float | None:
@@ -145,15 +150,13 @@ def _clips_unshared(observation: Observation, choice: str) -> bool:
 
 
 def _clip_norm(observation: Observation, choice: str) -> float | None:
-    protocol = observation.protocol
     clips = [effect for effect in observation.effects if isinstance(effect, Clips) and clips_whole(effect, observation)]
     clips = [clip for clip in clips if math.isfinite(clip.max_norm)]
     if choice == "unroll":  # an example's clip is within its step
         clips = [clip for clip in clips if clip.per == "update"]
     if not clips:
         return None
-    plain = observation.update.kind == "gradient"
-    scale = 1.0 if plain else update_scale(protocol) if choice != "gradient" else protocol.gradient_scale()
+    scale = unit_scale(observation)
     return min(clip.max_norm / (scale if clip.per == "update" else 1.0) for clip in clips)
 
 

@@ -78,17 +78,20 @@ def read_adam(observation: Observation) -> AdamGradient:
     if name == "adamw" and protocol.weight_decay:
         change = {n: c + lr * protocol.decay_of(n) * state[n].double() for n, c in change.items()}
     found = invert_adam_first_step(change, lr, protocol.eps, _rounding(observation, change, lr))
+    if name == "adam" and protocol.weight_decay:
+        coupled = {n: g - protocol.decay_of(n) * state[n].to(g) for n, g in found.gradient.items()}
+        found = AdamGradient(coupled, found.error)
     if pruned:  # a zero there is none that the step tells
-        found = AdamGradient(found.gradient, {n: e.masked_fill(pruned[n], torch.inf) for n, e in found.error.items()})
+        found = AdamGradient(
+            {n: g.masked_fill(pruned[n], 0.0) for n, g in found.gradient.items()},
+            {n: e.masked_fill(pruned[n], torch.inf) for n, e in found.error.items()},
+        )
     if found.share < MIN_RESOLVED:
         raise NotApplicable(
             f"the first step of {name} at lr {lr:g} and eps {protocol.eps:g} leaves "
             f"{found.share:.2%} of the gradient legible: it is its sign"
         )
-    if name == "adamw" or not protocol.weight_decay:
-        return found
-    coupled = {n: g - protocol.decay_of(n) * state[n].to(g) for n, g in found.gradient.items()}
-    return AdamGradient(coupled, found.error)
+    return found
 
 
 def _hides_size(effect: Effect) -> str:

@@ -200,6 +200,11 @@ def update_scale(protocol: LocalProtocol) -> float:
     return protocol.gradient_scale() if protocol.optimizer == "sgd" else max(sum(protocol.lrs), 1e-30)
 
 
+def unit_scale(observation: Observation) -> float:
+    """What was shared is divided by it to be a gradient, or as large as one."""
+    return 1.0 if observation.update.kind == "gradient" else update_scale(observation.protocol)
+
+
 def weight_change(observation: Observation) -> dict[str, Float[Tensor, "..."]]:
     """θ_k - θ_0 of what was shared, float64, by name.
 

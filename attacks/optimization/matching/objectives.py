@@ -239,15 +239,24 @@ class PositionAlignment(Objective):
 
 
 class Clipped(Objective):
-    """Another distance, of gradients that the client had scaled down to an L2 norm of `max_norm`."""
+    """Another distance, of gradients that the client had scaled down to an L2 norm of `max_norm`.
 
-    def __init__(self, inner: Objective, max_norm: float) -> None:
+    Args:
+        noise: standard deviation of what was added to each number before, and counts in the norm.
+        pruned: what had been pruned before does not count in it.
+    """
+
+    def __init__(self, inner: Objective, max_norm: float, noise: float = 0.0, pruned: bool = False) -> None:
         super().__init__(inner.layer_weights, inner.mask_zeros)
         self.inner = inner
         self.max_norm = max_norm
+        self.noise = noise
+        self.pruned = pruned
 
     def __call__(self, found: State, target: State) -> Float[Tensor, ""]:
-        size = torch.stack([tensor.square().sum() for tensor in found.values()]).sum()
+        counted = {name: found[name] * (target[name] != 0) for name in target} if self.pruned else found
+        size = torch.stack([tensor.square().sum() for tensor in counted.values()]).sum()
+        size = size + self.noise**2 * sum(tensor.numel() for tensor in target.values())
         factor = (self.max_norm / (size + TINY).sqrt()).clamp(max=1.0)
         return self.inner({name: factor * tensor for name, tensor in found.items()}, target)
 

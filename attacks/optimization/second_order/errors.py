@@ -5,7 +5,6 @@ import math
 import torch
 
 from attacks.optimization.matching.adam import ADAM, read_adam
-from attacks.optimization.matching.local_steps import update_scale
 from fedsim.bounds.rounding import rounding_of_rows, rounding_std
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -51,15 +50,3 @@ def autocast_of(observation: Observation, target: State) -> State:
     """
     eps = observation.protocol.rounding
     return {n: eps * t.square().mean(dim=-1, keepdim=True).sqrt().expand_as(t) for n, t in target.items()}
-
-
-def unit_scale(observation: Observation, local: str) -> float:
-    """What a shared change is divided by to be a gradient.
-
-    Args:
-        local: how local steps are taken, `auto` resolved.
-    """
-    if observation.update.kind == "gradient":
-        return 1.0
-    protocol = observation.protocol
-    return protocol.gradient_scale() if local == "gradient" and protocol.optimizer == "sgd" else update_scale(protocol)

@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import CHUNK, jacobian_transposed
 from attacks.noise import clipped_noise, noise_of
-from attacks.optimization.matching.local_steps import UpdateMap
+from attacks.optimization.matching.local_steps import UpdateMap, unit_scale
 from attacks.optimization.problem import Problem, clip_norm, make_update_map, pruned_before_clip
-from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of, unit_scale
+from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of
 from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.sketch import Pieces
 from attacks.victim import make_victim
@@ -180,7 +180,7 @@ def _round(
     update = make_update_map(local, replace(victim, params=params, fixed=fixed, unshared=unshared), observation)
     target = {name: problem.target[name].double() for name in params if name in problem.target}
     kept = _kept(problem, target, dtype)
-    scale = unit_scale(observation, local)
+    scale = unit_scale(observation)
     behind = clipped_noise(observation, target, scale)
     signal = _norm_at_mean(problem, update, prior, labels, dtype) if behind else 0.0
     rounding, noise = rounding_of(observation, target, scale, local), noise_of(observation, target, scale, signal)

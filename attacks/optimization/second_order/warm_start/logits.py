@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attacks.noise import noise_of
+from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.errors import rounding_of, unit_scale
+from attacks.optimization.second_order.errors import rounding_of
 from fedsim.effects import Sparsifies
 
 WEIGHT = 0.1
@@ -55,7 +56,7 @@ class LogitErrors:
             return None
         target, scale = (
             {name: tensor.double() for name, tensor in problem.target.items()},
-            unit_scale(observation, local),
+            unit_scale(observation),
         )
         error = target[biases[0]]
         smoothing = observation.protocol.label_smoothing

@@ -1,0 +1,79 @@
+"""A first-order search's distance at the client's own image is what errors leave, whatever defenses stand in between."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fedsim
+from attacks.noise import noise_of
+from attacks.optimization import SquaredL2
+from attacks.optimization.matching.local_steps import unit_scale
+from attacks.optimization.problem import gradient_norm, local_updates, make_update_map, shared_update, with_clip
+from attacks.victim import make_victim
+from fedsim.effects import Sparsifies
+from fedsim.errors import NotApplicable
+
+DEFENSES = {
+    "withhold": {"patterns": ["3.weight", "3.bias"]},
+    "gradient_clip": {"max_norm": 0.02},
+    "topk": {"ratio": 0.3, "error_feedback": False},
+    "half": {},
+    "qsgd": {"error_feedback": False},
+    "gradient_noise": {"relative_norm": None, "std": 1e-4},
+    "dp_sgd": {"max_grad_norm": 0.05, "noise_multiplier": 1e-3},
+}
+ONE, THREE = {"share": "delta", "local_steps": 1}, {"share": "delta", "local_steps": 3}
+SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
+DECAYED, MOVING = {**SGD, "weight_decay": 1e-2}, {**SGD, "momentum": 0.9}
+ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "eps": 1e-3, "weight_decay": 0.05}
+STEPS = [
+    {},
+    *({**steps, "optimizer": optimizer} for steps in (ONE, THREE) for optimizer in (SGD, DECAYED, MOVING, ADAMW)),
+    {"share": "weights", "local_steps": 1, "optimizer": DECAYED},
+    {**THREE, "optimizer": SGD, "max_grad_norm": 0.05},
+    {"max_grad_norm": 0.05},
+    {"label_smoothing": 0.1},
+]
+NOT_SIMULATED = (
+    ("topk", "gradient_noise"),  # zeros that noise was added to look like numbers that were sent
+    ("qsgd", "gradient_noise"),
+    ("gradient_clip", "dp_sgd"),
+    ("dp_sgd", "gradient_clip"),
+)
+PAIRS = [pair for pair in itertools.permutations(DEFENSES, 2) if pair not in NOT_SIMULATED]
+
+
+def is_left_out(defenses, how):
+    adaptive = how.get("optimizer") is ADAMW and how.get("local_steps") == 3
+    return "dp_sgd" in defenses and (adaptive or "max_grad_norm" in how)
+
+
+@pytest.mark.parametrize("defenses", [(), *((one,) for one in DEFENSES), *PAIRS], ids="+".join)
+def test_the_clients_own_image_leaves_what_errors_leave(defenses, cpu):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5)).double()
+    image, labels, tried = torch.rand(1, 3, 4, 4, dtype=torch.float64), torch.tensor([1]), 0
+    for how in STEPS if len(defenses) < 2 else STEPS[:4]:
+        if is_left_out(defenses, how):
+            continue
+        seen = fedsim.observe(model, image, labels, defense=[{name: DEFENSES[name]} for name in defenses], **how)
+        local = local_updates("auto", seen)
+        try:
+            target = shared_update(seen, local, cpu)
+        except NotApplicable:  # a step of Adam of which a defense hides the size
+            assert how.get("optimizer") is ADAMW
+            continue
+        objective = with_clip(SquaredL2(mask_zeros=seen.effect(Sparsifies) is not None), seen, local)
+        update = make_update_map(local, make_victim(seen, target, cpu, fused_attention=False), seen)
+
+        def distance(pixels):
+            return float(objective(update({"images": seen.normalised(pixels), "labels": labels}), target))
+
+        noise = noise_of(seen, target, unit_scale(seen))
+        errors = 0.0 if noise is None else math.fsum(float(std.square().sum()) for std in noise.values())
+        assert distance(image) <= 6.0 * errors + 1e-12 * distance(torch.full_like(image, 0.5)), how
+        tried += 1
+    assert tried >= 3
