@@ -179,7 +179,9 @@ def _hides(effect: effects.Effect, observation: Observation) -> bool:
     """Whether it rounds each number by a step of its own, or scales parts of the update by factors that do not show."""
     if isinstance(effect, effects.Quantises):
         return effect.per == "coordinate"
-    return isinstance(effect, effects.Clips) and effect.per != "step" and not clips_whole(effect, observation)
+    if not isinstance(effect, effects.Clips):
+        return False
+    return observation.summed > 1 or (effect.per != "step" and not clips_whole(effect, observation))
 
 
 def _labels(observation: Observation, labels: Tensor | None) -> Tensor:

@@ -261,11 +261,14 @@ class LossGradient:
                 whole = whole * (len(part.labels) / len(batch.labels))
             self.scale.scaled(whole).backward()
         self._left = {name: gradient for name, p in self._parameters.items() if (gradient := p.grad) is not None}
-        return self.scale.unscaled(self._left)
+        return self.scale.unscaled(dict(self._left))
 
     def left(self, gradients: State) -> bool:
         """Whether these are the gradients as the last call left them with the parameters."""
-        return gradients is self._left
+        own = self._left
+        if own is None or gradients.keys() != own.keys():
+            return False
+        return all(gradient is own[name] for name, gradient in gradients.items())
 
     def per_example(self, batch: Batch) -> State:
         return self._within_range(partial(self._each, batch))

@@ -1,10 +1,13 @@
 """One client over several rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,24 @@ class History:
         sizes = {one.num_images for one in ordered}
         if len(sizes) > 1:
             raise ConfigError("history", f"{sorted(sizes)} images", "updates of the same images, as many in each round")
+
+    def each(self, attempt: Callable[[Observation], T]) -> list[T | None]:
+        """What every round gives, None where one refuses.
+
+        Raises:
+            NotApplicable: all rounds do; the last one's reason.
+        """
+        found: list[T | None] = []
+        reason = None
+        for observation in self.observations:
+            try:
+                found.append(attempt(observation))
+            except NotApplicable as refusal:
+                found.append(None)
+                reason = refusal
+        if reason is not None and all(one is None for one in found):
+            raise reason
+        return found
 
     @property
     def name(self) -> str:

@@ -130,7 +130,9 @@ def _evaluation(problem: Problem, derivative: MixedDerivative, method: str, task
     """(objective, distance of the gradients) of [candidates, batch, latent], at a fraction of the run."""
     assert problem.labels is not None
     labels, device = problem.labels, task.device
-    one = {"images": torch.zeros(problem.count, *problem.observation.image_shape, device=device), "labels": labels}
+    dtype = next(iter(problem.target.values())).dtype
+    images = torch.zeros(problem.count, *problem.observation.image_shape, device=device, dtype=dtype)
+    one = {"images": images, "labels": labels}
     each = candidate_bytes(derivative, method, one, problem.observation.protocol.steps)
 
     def distance(images: Tensor) -> Tensor:

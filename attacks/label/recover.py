@@ -105,19 +105,21 @@ class RecoverLabels(Attack):
     def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """The labels of a round whose equations hold, else those that most rounds name, the earliest of equals.
 
-        Certified is what the first round alone certifies.
+        Rounds that tell none are left out. Certified is what the first round alone certifies.
 
         Raises:
             NotApplicable: two rounds certify different labels, so that they are not of the same images.
         """
-        each = [self.run(observation, rng, device) for observation in history.observations]
+        rounds = history.each(lambda observation: self.run(observation, rng, device))
+        begins = rounds[0] is not None
+        each = [one for one in rounds if one is not None]
         named = [None if one.labels is None else tuple(one.labels.tolist()) for one in each]
         sure = {labels for one, labels in zip(each, named, strict=True) if one.certificate.certified}
         if len(sure) > 1:
             raise NotApplicable("rounds certify different labels: they are not of the same images")
         certified = next((index for index, one in enumerate(each) if one.certificate.certified), None)
         chosen = named.index(Counter(named).most_common(1)[0][0]) if certified is None else certified
-        if chosen == 0:
+        if chosen == 0 and begins:
             return each[0]
         votes = named.count(named[chosen])
         return uncertified(each[chosen], f"named by {votes} of {len(each)} rounds, not certified by the first alone")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from attacks.analytic.linear.patches import unpatchify
 from attacks.analytic.row_space.attack import batch_subspace
-from fedsim.errors import NotApplicable, one_of
+from fedsim.errors import NotApplicable, one_of, require
 from fedsim.observation import Observation
 
 INITIAL = ("normal", "uniform", "gray", "zeros")
@@ -80,6 +80,7 @@ class Pixels(Parametrisation):
 
     def __init__(self, init: str = "normal", scale: float | int = 1.0, boxed: bool = False) -> None:
         one_of("parametrisation.init", init, INITIAL)
+        require("parametrisation.scale", scale, scale == 1.0 or init == "normal", f"1 with init={init}, which has none")
         self.init, self.scale, self.boxed = init, float(scale), boxed
 
     def prepare(

@@ -27,7 +27,7 @@ from attacks.optimization.matching.objectives import Clipped, Objective
 from attacks.optimization.parametrisation import Parametrisation, Space
 from attacks.optimization.priors.base import Prior, PriorTerm
 from attacks.victim import Victim
-from fedsim.effects import Clips, Effect, Quantises, Sparsifies, Withholds
+from fedsim.effects import Clips, Effect, Quantises, SharesSigns, Sparsifies, Withholds
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -82,7 +82,8 @@ def local_updates(choice: str, observation: Observation) -> str:
 
 
 def _acts_on_change(effect: Effect) -> bool:
-    return isinstance(effect, Sparsifies | Quantises) or (isinstance(effect, Clips) and effect.per == "update")
+    clips = isinstance(effect, Clips) and effect.per == "update"
+    return clips or isinstance(effect, Sparsifies | Quantises | SharesSigns)
 
 
 def shared_update(observation: Observation, choice: str, device: torch.device) -> State:
@@ -120,8 +121,8 @@ def _less_decay(gradient: State, observation: Observation) -> State:
 
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:
     """The distance with a defense's clipping, whose bound is public, built in; a cosine does not see it."""
-    bound = clip_norm(observation, choice)
-    if bound is None or objective.scale_invariant:
+    bound = None if objective.scale_invariant else clip_norm(observation, choice)
+    if bound is None:
         return objective
     noise = std_before_clip(observation, unit_scale(observation))
     return Clipped(objective, bound, noise, pruned_before_clip(observation))

@@ -19,6 +19,7 @@ from defenses import GradientNoise
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.effects import TransformsImages
 from fedsim.errors import ConfigError
+from fedsim.models import ModelSpec
 
 DIGITS = (torch.from_numpy(load_digits().images / 16).float()[:, None]).contiguous()
 SEARCH = {"steps": 8, "starts": ["mean"], "draws": 10, "frames": 0}
@@ -113,6 +114,34 @@ def test_rounds_of_different_images_are_said_to_be(rounds, solved):
     assert "does not explain all 2 rounds up to their errors: they may hold different images" in result.reason
     assert not solved(2).reason
     assert not solved(6).reason
+
+
+@pytest.mark.parametrize("name", ["labels", "gauss_newton"])
+def test_a_round_that_tells_nothing_is_left_out(rounds, name):
+    silent = replace(rounds[1], update=replace(rounds[1].update, tensors={}))
+    settings = {**SEARCH, "steps": 2, "draws": 0} if name == "gauss_newton" else {}
+    found = fedsim.attack(name, fedsim.History([rounds[0], silent, rounds[2]]), **settings)
+    others = fedsim.attack(name, fedsim.History([rounds[0], rounds[2]]), **settings)
+    assert found.status == "done"
+    assert torch.equal(found.labels, others.labels)
+    assert found.images is None or torch.equal(found.images, others.images)
+    alone = replace(silent, server_round=9)
+    assert "the whole update is withheld" in fedsim.attack(name, fedsim.History([silent, alone]), **settings).reason
+
+
+def test_rounds_of_other_protocols_are_not_solved_together(rounds):
+    steps = {"share": "delta", "local_steps": 3}
+    other = fedsim.observe(rounds[0].build_model(), DIGITS[7:8], [7], server_round=2, **steps)
+    result = fedsim.attack("gauss_newton", fedsim.History([rounds[0], other]), **SEARCH)
+    assert result.reason == "rounds are solved together in one way: here by gradient and unroll"
+
+
+def test_many_rounds_keep_a_closed_forms_image_behind_autocast():
+    model, image = ModelSpec("vit_nano_patch2_8", num_classes=10).build(0), DIGITS[7:8].expand(1, 3, 8, 8).contiguous()
+    seen = [fedsim.observe(model, image, [7], precision="bfloat16", server_round=number) for number in range(1, 7)]
+    few, many = (fedsim.attack("gauss_newton", fedsim.History(seen[:n]), steps=3, frames=0) for n in (2, 6))
+    assert torch.allclose(few.images, many.images, atol=1e-3)
+    assert many.trace == ()
 
 
 def test_attacks_that_read_one_round_say_so(rounds):

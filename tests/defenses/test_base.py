@@ -71,6 +71,21 @@ def test_gradients_pass_through_the_chain_in_its_order(runtime):
         torch.testing.assert_close(other[name], 2 * (tensor + 1))
 
 
+class InPlace(Defense):
+    """Writes into the dictionary that it was given."""
+
+    def gradient(self, model, batch, compute, rng):
+        gradients = compute(batch)
+        gradients["head.bias"] = torch.zeros_like(gradients["head.bias"])
+        return gradients
+
+
+def test_a_gradient_that_a_defense_replaced_is_shared_as_it_left_it(runtime):
+    shared = gradient_under(runtime, DefenseChain({"in_place": InPlace()}))
+    assert not shared["head.bias"].any()
+    assert shared["head.weight"].any()
+
+
 def test_gradients_of_single_examples_are_those_of_a_loop(runtime):
     client = runtime(DefenseChain())
     pictures = client.data.train.subset([0, 1, 2])

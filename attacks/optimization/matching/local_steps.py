@@ -166,17 +166,17 @@ def step_gradient(
     protocol: LocalProtocol,
     example: float | None = None,
 ) -> State:
-    """What a local step at `params` goes by: ∂L/∂θ and FedProx's pull, clipped, and weight decay.
+    """What a local step at `params` goes by: ∂L/∂θ, clipped, and FedProx's pull, clipped, and weight decay.
 
     Decay is coupled as SGD and Adam have it. What is trained and not shared counts in the norm, as it was at the start.
     """
     limit, mu = protocol.max_grad_norm, protocol.proximal_mu
     gradient = victim.gradient(params if limit is None else {**victim.unshared, **params}, images, labels)
+    if example is not None:  # by the defense, before the client adds anything
+        gradient = clipped(gradient, example, added=0.0)
     if mu:
         start = {**victim.params, **victim.unshared}
         gradient = {n: g + mu * (params[n] - start[n]) if n in params else g for n, g in gradient.items()}
-    if example is not None:
-        gradient = clipped(gradient, example, added=0.0)
     if limit is not None:
         gradient = clipped(gradient, limit)
     if protocol.optimizer == "adamw" or not protocol.weight_decay:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsim.errors import require
+from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation
 from fedsim.update import State
 
@@ -39,8 +39,13 @@ class Objective(ABC):
         """Look up what the distance needs to know of the observed model.
 
         Raises:
-            NotApplicable: the model or the update lacks it.
+            NotApplicable: the model or the update lacks it, or `layer_weights` names nothing of it or leaves nothing.
         """
+        for pattern in self.layer_weights:
+            if not any(fnmatchcase(name, pattern) for name in observation.global_state):
+                raise NotApplicable(f"objective.layer_weights={pattern}: no parameter has such a name")
+        if self.layer_weights and not any(self.weight(name) for name in observation.update.tensors):
+            raise NotApplicable("objective.layer_weights leaves out every tensor that is shared")
         return self
 
     def weight(self, name: str) -> float:
@@ -208,13 +213,20 @@ class PositionAlignment(Objective):
         self._prefix = 0
 
     def prepare(self, observation: Observation) -> "Objective":
-        """Raises NotApplicable where the position embedding has no shared gradient to align."""
+        """Raises NotApplicable where the position embedding has no shared gradient to align, or is left out."""
+        super().prepare(observation)
         prepared = type(self)(self.alpha, self.align, self.layer_weights, self.mask_zeros)
         if self.alpha == 0:
             return prepared
-        observation.gradient_of("pos_embed")
-        assert observation.roles.pos_embed is not None
-        prepared._name = observation.roles.pos_embed
+        name, shared = observation.roles.pos_embed, observation.update.tensors
+        if name is None or not shared:
+            observation.gradient_of("pos_embed")  # which says why
+        assert name is not None
+        if name not in shared:  # its gradient may be read off a step of Adam, or simulated
+            raise NotApplicable(observation.why_absent(name))
+        if not self.weight(name):
+            raise NotApplicable(f"objective.layer_weights leaves out {name}, which objective.alpha aligns")
+        prepared._name = name
         prepared._prefix = observation.roles.embedded_prefix_tokens
         return prepared
 

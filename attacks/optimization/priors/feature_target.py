@@ -118,6 +118,8 @@ def _from_head(
 ) -> tuple[Int[Tensor, "pictures"], Float[Tensor, "pictures features"]]:
     """The numbers of the pictures that have a target, and the targets."""
     roles, protocol, gradient = observation.roles, observation.protocol, observation.gradient
+    if centred and not observation.keeps("head"):
+        raise NotApplicable("centred head rows need the head's gradient in its true size: source=head_rows does not")
     if protocol.steps > 1:
         raise NotApplicable(f"head rows mix the features of {protocol.steps} local steps")
     if len(roles.head_biases) != len(roles.head_weights):

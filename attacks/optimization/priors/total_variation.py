@@ -35,9 +35,11 @@ class TotalVariation(Prior):
         self.double_opponents = double_opponents
 
     def prepare(self, observation: Observation, labels: Tensor | None, device: torch.device) -> PriorTerm:
-        """Raises NotApplicable where colour opponents are asked of pictures without three channels."""
+        """Raises NotApplicable where pictures lack three channels for colour opponents, or have one row or column."""
         if self.double_opponents and observation.image_shape[0] != 3:
             raise NotApplicable(f"double opponents need 3 colour channels, not {observation.image_shape[0]}")
+        if min(observation.image_shape[1:]) == 1:
+            raise NotApplicable("total variation needs pictures of several rows and columns")
         return lambda images: total_variation(images, self.kind, self.double_opponents)
 
 

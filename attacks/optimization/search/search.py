@@ -238,6 +238,8 @@ class SearchState:
                     self.variables[name][index] = value.to(self.device)
         if bool(again.any()):
             self.optimiser.forget(again)
+            self.improved_at[again] = self.step
+            self.reference[again] = torch.inf
         self.restarted += again.long()
         self.bad = torch.zeros_like(self.bad)
 

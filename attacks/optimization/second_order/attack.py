@@ -10,7 +10,7 @@ from torch import Tensor
 from attacks.base import Certificate, Reconstruction
 from attacks.optimization.engine import GradientMatching
 from attacks.optimization.parametrisation import Parametrisation
-from attacks.optimization.problem import Problem
+from attacks.optimization.problem import Problem, local_updates
 from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
@@ -87,7 +87,7 @@ class GaussNewton(GradientMatching):
 
         Many rounds go on from the image of the first few, which is near and cost little. Labels are those that most
         rounds name. Certified is what the first round alone certifies. What leaves more of the rounds than their errors
-        do says so: rounds of different images have no image in common.
+        do says so: rounds of different images have no image in common. Rounds that tell nothing are left out.
 
         Raises:
             NotApplicable: the model saw other images in each round.
@@ -97,7 +97,11 @@ class GaussNewton(GradientMatching):
             raise NotApplicable(
                 "rounds are solved together where the model sees the same images in each: here it does not"
             )
-        problems = [self._problem(observation, rng, device) for observation in history.observations]
+        each = history.each(lambda observation: self._problem(observation, rng, device))
+        problems = [one for one in each if one is not None]
+        ways = {local_updates(self.problem.local_updates, one.observation) for one in problems}
+        if len(ways) > 1:
+            raise NotApplicable(f"rounds are solved together in one way: here by {' and '.join(sorted(ways))}")
         labels = _named_most(problems)
         first, *later = [replace(one, labels=labels) for one in problems]
         assert isinstance(self.search, LevenbergMarquardt)
@@ -109,6 +113,8 @@ class GaussNewton(GradientMatching):
             search = self.search if whole else replace(self.search, draws=0)
             (found,) = search.run(self._task([problem], device, session), [rng])
             start, trace = problem.observation.to_unit_range(found.images), (*trace, *found.trace)
+            if found.values["kept"]:  # a closed form's, which no search of more rounds would better
+                break
         result, count = replace(self._reconstruction(problem, found), trace=trace), len(problems)
         if count == 1 or found.values["within_errors"] or found.values["kept"]:
             return result

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.optimization import Pixels
 from attacks.optimization.problem import Problem, local_updates, make_problem, shared_update
-from attacks.optimization.second_order.errors import autocast_of, rounding_of, unit_scale
+from attacks.optimization.second_order.errors import autocast_of, rounding_of
 from attacks.optimization.second_order.residual import Residual, make_residuals
 from attacks.optimization.second_order.sketch import Pieces, sketch, sketch_rows
 from attacks.optimization.second_order.stages import TOGETHER
@@ -92,7 +92,7 @@ def _residual(seen: Observation, labels: Tensor, prior: PublicPrior, dtype: torc
     problem: Problem = make_problem(seen, target, labels, Pixels(), {}, cpu)
     residual = make_residuals(problem, local, prior, labels, cpu, dtype=dtype)[-1]
     exact = {name: target[name].double() for name in residual.names}
-    rounding = rounding_of(seen, exact, unit_scale(seen, local), local)
+    rounding = rounding_of(seen, exact, unit_scale(seen), local)
     precision = rounding, autocast_of(seen, exact)
     parts = (torch.hypot(*(one[name] for one in precision)).flatten() for name in residual.names)
     return residual, torch.cat(list(parts)).clamp(min=1e-300)

@@ -94,6 +94,13 @@ def test_it_finds_what_the_generator_can_make(scene, tools, cpu, rng, name):
     assert tools.psnr(blind.images, pictures) < reached - 3
 
 
+def test_a_search_without_derivatives_runs_in_double_precision(painter, tools, cpu, rng):
+    spec = ModelSpec("lenet_dlg_32", 10, img_size=16, dtype="float64")
+    seen = tools.observe(spec, tools.photographs(16)[:1], [3])
+    found = searches(Generator(module=painter()), steps=4)["ggl"](seen, rng, cpu)
+    assert bool(found.images.isfinite().all())
+
+
 @pytest.mark.parametrize(("name", "deaths"), [("gias", (2, 4)), ("gifd", (5,)), ("ggl", (2,))])
 def test_a_killed_search_comes_to_the_same_bits(scene, cpu, name, deaths):
     observation, _, generator = scene

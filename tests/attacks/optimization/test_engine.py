@@ -248,6 +248,21 @@ def test_what_is_not_finite_starts_anew(small, monkeypatch, caplog):
         attack(aligned(), observation)
 
 
+def test_a_candidate_that_starts_anew_has_all_of_its_patience(small, monkeypatch):
+    observation, _ = small()
+    plain, calls = PositionAlignment.value, [0]
+
+    def value(self, found, target):
+        calls[0] += 1
+        best = plain(self, found, target) * (calls[0] > 1)
+        return best + (plain(self, found, target) * torch.nan if calls[0] == 6 else 0.0)
+
+    monkeypatch.setattr(PositionAlignment, "value", value)
+    found = attack(aligned(steps=40, patience=8, derivative="double_backward"), observation)
+    assert found.certificate.values["restarted_after_nan"] == 1
+    assert found.certificate.values["steps"] > 12
+
+
 def test_dlg_finds_soft_labels_with_the_picture(small):
     observation, _ = small(dtype="float64")
     dlg = GradientMatching(

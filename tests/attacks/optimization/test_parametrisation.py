@@ -20,6 +20,11 @@ def test_pixels_start_as_asked_and_again_the_same(small, cpu, rng, init):
         torch.testing.assert_close(unit, torch.full_like(unit, 0.5))
 
 
+def test_a_scale_without_a_spread_is_refused():
+    with pytest.raises(ConfigError, match=r"scale=0\.5: must be 1 with init=gray"):
+        Pixels("gray", scale=0.5)
+
+
 def test_a_box_keeps_pixels_in_range(small, cpu):
     observation, _ = small()
     points = torch.linspace(-9, 9, 2 * 3 * 16 * 16).reshape(1, 2, 3, 16, 16)

@@ -193,7 +193,38 @@ def test_an_examples_clip_is_that_of_its_one_step_whatever_is_shared(share, cpu)
         torch.testing.assert_close(found[name] * 0.03 / whole, tensor, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("defense", ["topk", "qsgd", "gradient_clip"])
+def test_an_examples_clip_is_there_behind_a_step_of_adam_too(cpu):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5))
+    adam = {"_target_": "torch.optim.Adam", "lr": 1e-3, "eps": 1e-3}
+    private = [{"dp_sgd": {"max_grad_norm": 0.03, "noise_multiplier": 0.0}}]
+    step = {"share": "delta", "local_steps": 1, "optimizer": adam}
+    seen = fedsim.observe(model, torch.rand(1, 3, 4, 4), [3], defense=private, **step)
+    assert clip_norm(seen, "gradient") == 0.03
+    result = fedsim.attack("inverting_gradients", seen, steps=2, restarts=1, frames=0)
+    assert result.status == "done"
+
+
+def test_fedproxs_pull_is_added_to_what_a_defense_clipped(small, victim_of):
+    observation, pictures = small(dtype="float64")
+    victim, _ = victim_of(observation)
+    protocol = replace(observation.protocol, steps=3, lrs=(0.1,) * 3, optimizer="sgd", proximal_mu=0.5)
+    seen, labels = observation.normalised(pictures.double()), torch.tensor([3])
+    found = UnrolledSteps(victim, protocol, example=0.03)({"images": seen, "labels": labels})
+    model, start = observation.build_model(), observation.global_state
+    for _ in range(3):
+        model.zero_grad()
+        F.cross_entropy(model(seen), labels).backward()
+        norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        assert norm > 0.03
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p -= 0.1 * (p.grad * 0.03 / norm + 0.5 * (p - start[name]))
+    for name, parameter in model.named_parameters():
+        expected = (start[name] - parameter.detach()) / update_scale(protocol)
+        torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("defense", ["topk", "qsgd", "gradient_clip", "sign"])
 def test_a_decayed_step_behind_what_acts_on_it_is_matched_as_it_was(defense):
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5))
     decayed = {"_target_": "torch.optim.SGD", "lr": 0.1, "weight_decay": 1e-3}

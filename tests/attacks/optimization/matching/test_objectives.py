@@ -135,6 +135,27 @@ def test_a_weight_of_zero_leaves_a_tensor_out():
         SquaredL2(layer_weights={"a": -1.0})
 
 
+def test_weights_of_tensors_that_a_model_has_not_are_refused(small):
+    observation, _ = small()
+    assert SquaredL2(layer_weights={"blocks.*": 0.5}).prepare(observation).weight("blocks.0.attn.qkv.bias") == 0.5
+    with pytest.raises(NotApplicable, match=r"layer_weights=block\.0\.\*: no parameter"):
+        SquaredL2(layer_weights={"block.0.*": 0.5}).prepare(observation)
+    with pytest.raises(NotApplicable, match="leaves out every tensor"):
+        SquaredL2(layer_weights={"*": 0}).prepare(observation)
+    with pytest.raises(NotApplicable, match=r"leaves out pos_embed, which objective\.alpha aligns"):
+        PositionAlignment(layer_weights={"pos_embed": 0}).prepare(observation)
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+def test_positions_are_aligned_behind_adam_too(small, steps):
+    observation, _ = small(lr=0.05, steps=steps)
+    adaptive = replace(observation, protocol=replace(observation.protocol, optimizer="adamw"))
+    assert PositionAlignment().prepare(adaptive)._name == "pos_embed"
+    absent = replace(adaptive.update, tensors={n: t for n, t in adaptive.update.tensors.items() if n != "pos_embed"})
+    with pytest.raises(NotApplicable, match="pos_embed's gradient is withheld"):
+        PositionAlignment().prepare(replace(adaptive, update=absent))
+
+
 def test_masking_ignores_what_was_pruned():
     found, target = gradients(0), gradients(1)
     target["a"][:2] = 0.0

@@ -7,6 +7,7 @@ import torch
 
 from attacks.optimization.priors import FeatureTarget
 from attacks.optimization.priors.feature_target import centred_head_row_features, head_row_features
+from defenses import GradientClip
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 from fedsim.update import Update
@@ -52,6 +53,14 @@ def test_exact_for_one_example(spec, source, tools, cpu):
     term = FeatureTarget(1, source).prepare(seen, torch.tensor([4]), cpu)
     assert float(term(normalised(seen, picture))) < 1e-12
     assert float(term(normalised(seen, tools.photographs(side)[1:]))) > 1e-3
+
+
+def test_centred_rows_are_of_the_true_size(tools, cpu):
+    spec = ModelSpec("vit_tiny_patch16_224", 10, 32, 4, kwargs={"depth": 1})
+    seen = tools.observe(spec, tools.photographs(32)[:1], [4], defenses={"clip": GradientClip(1e-3)})
+    FeatureTarget(1, "head_rows").prepare(seen, torch.tensor([4]), cpu)
+    with pytest.raises(NotApplicable, match="in its true size"):
+        FeatureTarget(1, "centred_head_rows").prepare(seen, torch.tensor([4]), cpu)
 
 
 def test_order_of_labels_and_repeated_ones(tools, cpu):

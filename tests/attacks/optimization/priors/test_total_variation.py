@@ -68,3 +68,5 @@ def test_refusals(vit, cpu):
     grey = replace(vit, image_shape=(1, 32, 32))
     with pytest.raises(NotApplicable, match="3 colour channels, not 1"):
         TotalVariation(1, double_opponents=True).prepare(grey, None, cpu)
+    with pytest.raises(NotApplicable, match="several rows and columns"):
+        TotalVariation(1).prepare(replace(vit, image_shape=(1, 1, 48)), None, cpu)
