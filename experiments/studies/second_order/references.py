@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.optimization import Pixels
+from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem, local_updates, make_problem, shared_update
 from attacks.optimization.second_order.errors import autocast_of, rounding_of
 from attacks.optimization.second_order.residual import Residual, make_residuals
