@@ -15,7 +15,7 @@ tensors are withheld by the `withhold` defense, in sets as small as can still st
 does. It is compared with a guess that needs no gradient: the mean of public pictures. A level whose own attacks apply
 to no set is left out: it would repeat the one before under another name. An attack that fails ends the command, as a
 crash stops nothing. Then clients train with these sets kept to themselves or frozen. `first_block` is left out: for one
-picture it solves what `row_space` solves.
+picture it needs the gradients that `row_space` needs, and all of these sets lack one of them.
 
 The same command goes on where an earlier call stopped.
 """
