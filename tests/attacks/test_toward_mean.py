@@ -15,6 +15,7 @@ from defenses import CutMix, GradientNoise, Half, MixUp, TopK
 from defenses.base import DefenseChain
 from experiments.engine.guess import seen_through
 from fedsim.bounds.public_prior import PublicPrior
+from fedsim.effects import Clips
 from fedsim.models import Architecture, ModelSpec, Normaliser
 
 
@@ -187,3 +188,12 @@ def test_an_image_whose_own_equations_hold_is_not_weighed(steps, monkeypatch):
 def test_what_a_public_clip_took_off_is_no_other_scale():
     found = fedsim.attack("patch_gradient", seen([{"gradient_clip": {"max_norm": 0.01}}]), certify=False)
     assert (found.reason, error(found.images) < 1e-10) == ("", True)
+
+
+@pytest.mark.parametrize("per", ["update", "step", "example"])
+def test_the_clips_of_several_clients_do_not_show_in_their_sum(per):
+    plain = seen([])
+    clipped = replace(plain, defenses=({"name": "mine"},), recorded_effects=(Clips(0.05, per),))
+    clipped = replace(clipped, architecture=replace(clipped.architecture, wrappers=()))
+    assert toward_mean._can_be_weighed(clipped)
+    assert not toward_mean._can_be_weighed(replace(clipped, summed=2))
