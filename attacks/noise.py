@@ -31,11 +31,12 @@ def noise_of(observation: Observation, target: State, scale: float, signal: floa
         return None
     whole = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in target.values()))
     count = sum(tensor.numel() for tensor in target.values())
+    sent = _sent(observation)
     squares = {name: torch.zeros_like(tensor) for name, tensor in target.items()}
     for effect in effects:
         for name, tensor in target.items():
             if isinstance(effect, AddsNoise) and effect.relative:
-                squares[name] += (effect.std * whole) ** 2 / ((1.0 + effect.std**2) * count)
+                squares[name] += (effect.std / scale) ** 2 * sent / (1.0 + effect.std**2)
             elif isinstance(effect, AddsNoise):
                 square = (effect.std / _units(effect, observation, scale)) ** 2
                 bound = _clip_behind(effect, observation, whole, scale)
@@ -47,6 +48,16 @@ def noise_of(observation: Observation, target: State, scale: float, signal: floa
                 size = torch.as_tensor(sizes[effect.per], dtype=tensor.dtype, device=tensor.device)
                 squares[name] += (effect.step * size).clamp(min=effect.least / abs(scale)).square() / 12.0
     return {name: square.sqrt() for name, square in squares.items()}
+
+
+def _sent(observation: Observation) -> float:
+    """The mean square of all numbers that were shared, as they were: relative noise goes by it."""
+    update, start = observation.update, observation.global_state
+    tensors = {name: tensor.double() for name, tensor in update.tensors.items() if tensor.is_floating_point()}
+    if update.kind == "weights":
+        tensors = {name: tensor - start[name].to(tensor) for name, tensor in tensors.items()}
+    squares = math.fsum(float(tensor.square().sum()) for tensor in tensors.values())
+    return squares / max(1, sum(tensor.numel() for tensor in tensors.values()))
 
 
 def clipped_noise(observation: Observation, target: State, scale: float) -> float:

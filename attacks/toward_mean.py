@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.base import Reconstruction
+from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import Pixels
 from attacks.optimization.problem import (
     clips_whole,
@@ -76,6 +77,7 @@ def drawn_to_mean(observation: Observation, result: Reconstruction) -> Reconstru
         return result
     images = images.detach().double().cpu()
     centre, count = prior.centre(tuple(images.shape)), observation.num_images
+    images = _in_order(observation, images, result.labels, residual)
     line = _Line(lambda share: _batch(observation, centre + share * (images - centre), count), residual)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         result, share = _noted(result, line.factor), _likeliest(line, count)
@@ -147,6 +149,21 @@ class _Line:
     def _update(self, share: float) -> Tensor:
         found = self.residual.shared(self._point(share))
         return self.residual.weights * torch.cat([tensor.flatten() for tensor in found])
+
+
+def _in_order(observation: Observation, images: Tensor, labels: Tensor | None, residual: Residual) -> Tensor:
+    """A batch's images at the places of the labels that were read off the update, where they came without any."""
+    count = observation.num_images
+    if labels is not None or len(images) != count or not 1 < math.factorial(count) <= MAX_ORDERS:
+        return images
+
+    def off(order: tuple[int, ...]) -> float:
+        found = residual.shared(_batch(observation, images[list(order)], count))
+        left = residual.weights * (torch.cat([tensor.flatten() for tensor in found]) - residual.target)
+        return float(left.square().sum())
+
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        return images[list(min(permutations(range(count)), key=off))]
 
 
 def _likeliest(line: _Line, count: int) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.effects import Effect, Part, Unpublished, effects_in
-from fedsim.errors import ConfigError, NotApplicable, nearest
+from fedsim.errors import ConfigError, NotApplicable, nearest, require
 from fedsim.models import (
     Architecture,
     OwnArchitecture,
@@ -149,8 +149,10 @@ class Observation:
         Attacks take their mean and spectrum and start from them; label rules read what the model makes of them.
 
         Raises:
-            ConfigError: no image, or another number of labels.
+            ConfigError: no image, one of another shape, or another number of labels.
         """
+        shape = tuple(images.shape[1:])
+        require("public_images", shape, shape == self.image_shape, f"images of the model's shape, {self.image_shape}")
         prior = PublicPrior.of(images[:MOST_IMAGES])
         return replace(self, image_prior=prior, public_images=PublicImages.of(images, labels))
 

@@ -62,6 +62,8 @@ class IndistinguishablePairs(Bound):
                 if len(strips) == self.images:
                     break
                 std, strip, told = self._compare(party, place)
+                if not told:
+                    raise NotApplicable("no blur up to half of the image's side and no block: nothing to compare with")
                 strips.append(strip)
                 rows.append((strip.name, self._finest(told), *(f"{rounded_up(right, 3):.3f}" for _, right in told)))
                 most.append(max(right for _, right in told))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attacks.optimization.matching.local_steps import weight_change
+from attacks.optimization.matching.local_steps import weight_change, weight_eps
 from fedsim.effects import AddsNoise, Clips, Effect, Quantises, SharesSigns, Sparsifies
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
@@ -108,5 +108,6 @@ def _rounding(observation: Observation, change: State, lr: float) -> State:
     found = {}
     for name, tensor in change.items():
         eps = float(torch.finfo(observation.update.tensors[name].dtype).eps)
-        found[name] = eps * (ARITHMETIC + 0.5 * observation.global_state[name].to(tensor).abs() / lr)
+        weight = weight_eps(observation, name) * observation.global_state[name].to(tensor).abs()
+        found[name] = eps * ARITHMETIC + 0.5 * weight / lr
     return found

@@ -205,6 +205,13 @@ def unit_scale(observation: Observation) -> float:
     return 1.0 if observation.update.kind == "gradient" else update_scale(observation.protocol)
 
 
+def weight_eps(observation: Observation, name: str) -> float:
+    """The relative rounding of a weight of which the change is known: as the client holds it, and as it was sent."""
+    update = observation.update
+    held = float(torch.finfo(observation.global_state[name].dtype).eps)
+    return held if update.kind == "delta" else max(held, float(torch.finfo(update.tensors[name].dtype).eps))
+
+
 def weight_change(observation: Observation) -> dict[str, Float[Tensor, "..."]]:
     """θ_k - θ_0 of what was shared, float64, by name.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attacks.base import Certificate, Reconstruction
 from attacks.optimization.engine import GradientMatching
-from attacks.optimization.parametrisation import Parametrisation
+from attacks.optimization.parametrisation import Parametrisation, Pixels
 from attacks.optimization.problem import Problem, local_updates
 from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
@@ -73,6 +73,8 @@ class GaussNewton(GradientMatching):
         """Second order from the result's images on, with its labels where it has them all."""
         if result.images is None or not bool(result.images.isfinite().all()):
             return result
+        if not isinstance(self.parametrisation, Pixels):
+            raise NotApplicable("it goes on from images in the space of pixels alone: leave parametrisation out")
         problem = self._problem(observation, rng, device, result.labels if result.labels_given else None)
         labels, given = problem.labels, not isinstance(self.problem.labels, str)
         if result.labels is not None and not result.labels.is_floating_point() and len(result.labels) == problem.count:
@@ -99,6 +101,7 @@ class GaussNewton(GradientMatching):
             )
         each = history.each(lambda observation: self._problem(observation, rng, device))
         problems = [one for one in each if one is not None]
+        problems = [one for one in problems if any(bool(t.any()) for t in one.target.values())] or problems
         ways = {local_updates(self.problem.local_updates, one.observation) for one in problems}
         if len(ways) > 1:
             raise NotApplicable(f"rounds are solved together in one way: here by {' and '.join(sorted(ways))}")

@@ -5,6 +5,7 @@ import math
 import torch
 
 from attacks.optimization.matching.adam import ADAM, read_adam
+from attacks.optimization.matching.local_steps import weight_eps
 from fedsim.bounds.rounding import rounding_of_rows, rounding_std
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -38,8 +39,8 @@ def rounding_of(observation: Observation, target: State, scale: float, local: st
     if reads_adam(observation, local):
         read = read_adam(observation).error
         return {n: torch.hypot(own, read[n].to(own)) for n, own in found.items()}
-    state = observation.global_state
-    return {n: torch.hypot(own, eps * state[n].to(own).abs() / abs(scale)) for n, own in found.items()}
+    weights = {n: weight_eps(observation, n) * observation.global_state[n].to(own).abs() for n, own in found.items()}
+    return {n: torch.hypot(own, weights[n] / abs(scale)) for n, own in found.items()}
 
 
 def autocast_of(observation: Observation, target: State) -> State:

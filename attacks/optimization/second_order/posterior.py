@@ -62,9 +62,7 @@ def posterior_mean(
         progress: is called with the number of each draw.
         enough: squared error of the mean, in posterior variances, at which it ends; 0: after all draws.
     """
-    factor = torch.linalg.cholesky(normal)
-    identity = torch.eye(len(start), dtype=start.dtype, device=start.device)
-    width = torch.linalg.solve_triangular(factor, identity, upper=False).T
+    factor, width = _factors(normal)
     x, here = start, _potential(residual, start)
     step, warm_up = FIRST_STEP, max(1, min(MOST_WARM_UP, round(WARM_UP * draws)))
     places, slopes, accepted = list[Tensor](), list[Tensor](), 0
@@ -89,6 +87,17 @@ def posterior_mean(
     steadier = _with_control(torch.stack(places), torch.stack(slopes))
     variance = (torch.stack(places) @ width.T).var(dim=0, correction=0)
     return PosteriorMean(start + width @ steadier.mean(dim=0), variance, accepted / len(places), len(places))
+
+
+def _factors(normal: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
+    """F with FFᵀ = JᵀJ, and its inverse transposed; eigenvalues below rounding are taken as large as that."""
+    factor, failed = torch.linalg.cholesky_ex(normal)
+    if not int(failed):
+        identity = torch.eye(len(normal), dtype=normal.dtype, device=normal.device)
+        return factor, torch.linalg.solve_triangular(factor, identity, upper=False).T
+    values, vectors = torch.linalg.eigh(normal)
+    roots = values.clamp(min=len(values) * torch.finfo(values.dtype).eps * float(values[-1])).sqrt()
+    return vectors * roots, vectors / roots
 
 
 def _with_control(

@@ -1,5 +1,6 @@
 """The residual of one victim: what an image would have been shared as, less what was, each number in its own units."""
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attacks.forward_mode import CHUNK, jacobian_transposed
 from attacks.noise import clipped_noise, noise_of
 from attacks.optimization.matching.local_steps import UpdateMap, unit_scale
-from attacks.optimization.problem import Problem, clip_norm, make_update_map, pruned_before_clip
+from attacks.optimization.problem import Problem, clip_norm, make_update_map, pruned_before_clip, shared_update
 from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of
 from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.sketch import Pieces
@@ -217,7 +218,7 @@ def _shared(
     Args:
         noise: ‖n‖², of noise that was clipped with the rest.
     """
-    bound = clip_norm(problem.observation, local)
+    bound = _bound(problem, local)
     left = kept if kept is not None and pruned_before_clip(problem.observation) else None
 
     def shared(images: Tensor) -> tuple[Tensor, ...]:
@@ -230,6 +231,16 @@ def _shared(
         return tensors if kept is None else tuple(t * kept[n] for n, t in zip(names, tensors, strict=True))
 
     return shared
+
+
+def _bound(problem: Problem, local: str) -> float | None:
+    """The norm that the target was scaled down to: what was shared and is no part of it counted in the clip's."""
+    bound = clip_norm(problem.observation, local)
+    if bound is None:
+        return None
+    states = shared_update(problem.observation, local, torch.device("cpu")), problem.target
+    whole, own = (math.fsum(float(tensor.double().square().sum()) for tensor in state.values()) for state in states)
+    return bound if math.isclose(whole, own) else math.sqrt(max(bound**2 - whole + own, 0.0))
 
 
 def _norm_at_mean(problem: Problem, update: UpdateMap, prior: ImagePrior, labels: Tensor, dtype: torch.dtype) -> float:

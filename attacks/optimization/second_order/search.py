@@ -323,7 +323,7 @@ class _VictimSearch:
         if not isinstance(self.problem.space, PixelSpace):
             return alone
         ends = [End(end.cost, self.plan.point(end.x)) for end in self.ends]
-        return agreement(ends, self._mean.to(self.best.x), alone)
+        return agreement(ends, self._mean.to(self.best.x), alone, self.problem.labels)
 
     def _explained(self) -> bool:
         return bool(self.ends) and self.best.cost <= 2.0 * self.last.floor

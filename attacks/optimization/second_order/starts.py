@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice, permutations
+from itertools import combinations, permutations
 from logging import getLogger
 
 import torch
@@ -55,9 +55,10 @@ class Starts:
     def of(self, kinds: Sequence[str]) -> Iterator[tuple[str, Callable[[], Float[Tensor, " n"] | None]]]:
         """In their order, each with what computes it; that gives None for a closed form that does not apply.
 
-        The problem's own start is one of a closed form's kind, and the only one.
+        The problem's own start is one of a closed form's kind, and the only one; in a space of pixels, where it is a
+        point.
         """
-        if self.problem.start is not None:
+        if self.problem.start is not None and isinstance(self.problem.space, PixelSpace):
             given = self._one_each(self.problem.start.double())
             yield "closed_form", lambda: self._in_order(given)
             return
@@ -185,8 +186,23 @@ class Starts:
 
     def _in_order(self, images: Float[Tensor, "b c h w"]) -> Float[Tensor, " n"]:
         """Each image at the place of its label: the order that explains the most."""
-        orders = islice(permutations(range(len(images))), MAX_ORDERS)
-        return self._best([self._as_point(images[list(order)]) for order in orders])
+        count = len(images)
+        if math.factorial(count) > MAX_ORDERS:
+            return self._as_point(images[self._by_exchange(images)])
+        return self._best([self._as_point(images[list(order)]) for order in permutations(range(count))])
+
+    def _by_exchange(self, images: Float[Tensor, "b c h w"]) -> list[int]:
+        """An order that no exchange of two images of different classes betters."""
+        order, labels = list(range(len(images))), self.problem.labels
+        pairs = [(i, j) for i, j in combinations(order, 2) if labels is None or int(labels[i]) != int(labels[j])]
+        for _ in images if pairs else ():
+            tried = [order, *(_exchanged(order, i, j) for i, j in pairs)]
+            points = torch.stack([self._as_point(images[one]) for one in tried])
+            best = tried[int(self.warm_start.costs(points).argmin())]
+            if best == order:
+                break
+            order = best
+        return order
 
     def _best(self, points: Sequence[Float[Tensor, " n"]]) -> Float[Tensor, " n"]:
         """The point that explains the most."""
@@ -202,3 +218,9 @@ class Starts:
 
     def _as_point(self, images: Tensor) -> Tensor:
         return self.problem.observation.normalised(images).flatten().to(self.device)
+
+
+def _exchanged(order: list[int], i: int, j: int) -> list[int]:
+    found = list(order)
+    found[i], found[j] = found[j], found[i]
+    return found

@@ -36,6 +36,15 @@ def test_opposite_ends_leave_the_mean():
     assert agreement([end(1.0, 1.0, 1.0), end(1.0, -1.0, -1.0)], torch.zeros(2, dtype=torch.float64)) == 0.0
 
 
+def test_images_of_one_class_have_no_order(rng):
+    first, second = torch.randn(2, 50, generator=rng, dtype=torch.float64)
+    ends = [End(1.0, torch.cat([first, second])), End(2.0, torch.cat([second, first]))]
+    mean = torch.zeros(100, dtype=torch.float64)
+    assert agreement(ends, mean, labels=torch.tensor([4, 4])) == pytest.approx(1.0)
+    assert agreement(ends, mean, labels=torch.tensor([4, 5])) < 0.5
+    assert agreement(ends, mean) < 0.5
+
+
 def test_an_end_alone_is_taken_as_asked():
     end = End(1.0, torch.ones(3))
     assert agreement([end], torch.zeros(3)) == 1.0

@@ -48,6 +48,23 @@ def test_noise_is_as_large_as_it_is(model, defense):
     assert float(z.square().mean().sqrt()) == pytest.approx(1.0, abs=0.35)
 
 
+def test_relative_noise_goes_by_all_that_was_shared(model):
+    noisy = seen(model, [GradientNoise(relative_norm=0.1)])
+    whole = noise_of(noisy, noisy.gradient, 1.0)
+    part = {name: tensor for name, tensor in noisy.gradient.items() if not name.startswith("3.")}
+    assert all(torch.equal(std, whole[name]) for name, std in noise_of(noisy, part, 1.0).items())
+
+
+def test_a_change_in_half_precision_is_one_of_weights_in_single(model):
+    plain = seen(model)
+    update = replace(plain.update, kind="delta", tensors={n: -1e-3 * g.half() for n, g in plain.gradient.items()})
+    moved = replace(plain, update=update, protocol=replace(plain.protocol, lrs=(1e-3,)))
+    found = rounding_of(moved, plain.gradient, 1e-3, "gradient")
+    for name, std in found.items():
+        weight = torch.finfo(torch.float32).eps * plain.global_state[name].abs() / 1e-3
+        assert bool((std < 2e-3 * plain.gradient[name].norm() + 2.0 * weight).all())
+
+
 def test_quantisation_errs_by_no_more_than_its_steps(model):
     clean, coarse = seen(model).gradient, seen(model, [QSGD(levels=64)])
     expected = noise_of(coarse, coarse.gradient, 1.0)

@@ -29,6 +29,16 @@ def test_of_a_linear_observation_few_draws_give_the_mean_and_it_stops(rng):
     assert torch.allclose(found.mean, expected, atol=1e-9)
 
 
+def test_directions_that_rounding_hides_do_not_end_it(rng):
+    direction = torch.randn(192, generator=rng, dtype=torch.float64)
+    direction /= direction.norm()
+    rows = torch.cat([1e9 * direction[None], 0.05**0.5 * torch.eye(192, dtype=torch.float64)])
+    normal = rows.T @ rows - 1.0 * torch.eye(192, dtype=torch.float64)  # as rounding of 1e18 may leave it
+    found = posterior_mean(lambda x: rows @ x, torch.zeros(192, dtype=torch.float64), normal, 20, rng)
+    assert bool(found.mean.isfinite().all())
+    assert bool(found.variance.isfinite().all())
+
+
 def test_a_chain_that_never_moves_does_not_count_as_settled(rng):
     """Its likeliest image is a spike that every trajectory leaves and none enters."""
     told = []

@@ -13,7 +13,10 @@ from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order import starts
 from attacks.optimization.second_order.starts import Starts
 from defenses import Withhold
+from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
+from fedsim.public_images import PublicImages
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +138,28 @@ def test_each_image_of_a_batch_has_a_start_of_its_class(digits, two_race):
 def test_without_public_images_of_its_shape_the_start_does_not_apply(mlp, digits):
     images, labels = digits
     seen = fedsim.observe(mlp, images[:1], labels[:1])
-    for held in (None, fedsim.observe(mlp, images[:1], labels[:1]).with_public_images(images[:5, :, :4])):
-        given = seen if held is None else replace(seen, public_images=held.public_images)
+    for held in (None, PublicImages.of(images[:5, :, :4], None)):
+        given = replace(seen, public_images=held)
         result = attacked(given, starts=["public"])
         assert result.status == "refused"
         assert "none of its starts applies: public" in result.reason
+
+
+def test_public_images_of_another_shape_are_refused(mlp, digits):
+    seen = fedsim.observe(mlp, digits[0][:1], digits[1][:1])
+    with pytest.raises(ConfigError, match=r"public_images=\(3, 4, 8\): must be images of the model's shape"):
+        seen.with_public_images(digits[0][:5, :, :4])
+
+
+def test_six_images_in_another_order_start_at_the_places_of_their_labels(mlp, digits, cpu):
+    chosen = torch.stack([(digits[1] == label).nonzero()[0, 0] for label in range(6)])
+    images, labels = digits[0][chosen].contiguous(), torch.arange(6)
+    seen = fedsim.observe(mlp, images, labels)
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
+    problem = replace(problem, start=images.flip(0))
+    target = seen.normalised(images.double()).flatten()
+    ((_, make),) = Starts(problem, GaussianPrior(), cpu, [0], Nearest(target, False), 1024).of(["public"])
+    assert torch.equal(make(), target)
 
 
 def test_two_starts_that_come_to_the_same_image_are_enough(mlp, digits, two_race):

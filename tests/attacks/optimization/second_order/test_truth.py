@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import fedsim
-from attacks.optimization import Pixels
+from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import local_updates, make_problem, shared_update
 from attacks.optimization.second_order.residual import Residual, make_residuals
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.errors import NotApplicable
+from fedsim.models import ModelSpec
 
 DEFENSES = {
     "withhold": {"patterns": ["3.weight", "3.bias"]},
@@ -77,3 +78,15 @@ def test_the_clients_own_image_leaves_what_errors_leave(defenses, cpu):
             assert left(residual, truth) <= allowed, how
             solved += 1
     assert solved >= 3
+
+
+@pytest.mark.parametrize("name", ["soteria", "mjp_dal"])
+def test_what_is_no_part_of_the_target_counted_in_the_norm_of_a_clip(name, cpu, rng):
+    model = ModelSpec("vit_nano_patch2_8", num_classes=10, dtype="float64").build(0)
+    image = torch.rand(1, 3, 8, 8, dtype=torch.float64)
+    seen = fedsim.observe(model, image, [3], defense=[name, {"gradient_clip": {"max_norm": 0.05}}])
+    problem = GaussNewton()._problem(seen, rng, cpu)
+    assert problem.target.keys() != seen.update.tensors.keys()
+    (residual, *_) = make_residuals(problem, "gradient", GaussianPrior(), torch.tensor([3]), cpu)
+    truth = seen.normalised(image).flatten()
+    assert left(residual, truth) < 1e-9 * left(residual, torch.full_like(truth, 0.5))
