@@ -157,13 +157,13 @@ def _in_order(observation: Observation, images: Tensor, labels: Tensor | None, r
     if labels is not None or len(images) != count or not 1 < math.factorial(count) <= MAX_ORDERS:
         return images
 
-    def off(order: tuple[int, ...]) -> float:
-        found = residual.shared(_batch(observation, images[list(order)], count))
+    def off(order: list[int]) -> float:
+        found = residual.shared(_batch(observation, images[order], count))
         left = residual.weights * (torch.cat([tensor.flatten() for tensor in found]) - residual.target)
         return float(left.square().sum())
 
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        return images[list(min(permutations(range(count)), key=off))]
+        return images[min(map(list, permutations(range(count))), key=off)]
 
 
 def _likeliest(line: _Line, count: int) -> float:

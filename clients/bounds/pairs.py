@@ -12,6 +12,7 @@ from defenses.settings import whole
 from fedsim.bounds.robustness_wording import REPORTED
 from fedsim.bounds.statement import Panel, Statement, Strip
 from fedsim.bounds.two_points import TOLD_APART, blurred, distance, pixelated, right_at_most
+from fedsim.errors import NotApplicable
 
 WORDS = f"{100 * TOLD_APART:.0f} %"
 

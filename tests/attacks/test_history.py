@@ -125,6 +125,11 @@ def test_a_round_that_tells_nothing_is_left_out(rounds, name):
     assert found.status == "done"
     assert torch.equal(found.labels, others.labels)
     assert found.images is None or torch.equal(found.images, others.images)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in rounds[1].update.tensors.items()}
+    still = replace(rounds[1], update=replace(rounds[1].update, tensors=zeros))
+    if name == "gauss_newton":
+        weighed = fedsim.attack(name, fedsim.History([rounds[0], still, rounds[2]]), **settings)
+        assert torch.equal(weighed.images, others.images)
     alone = replace(silent, server_round=9)
     assert "the whole update is withheld" in fedsim.attack(name, fedsim.History([silent, alone]), **settings).reason
 

@@ -197,3 +197,11 @@ def test_the_clips_of_several_clients_do_not_show_in_their_sum(per):
     clipped = replace(clipped, architecture=replace(clipped.architecture, wrappers=()))
     assert toward_mean._can_be_weighed(clipped)
     assert not toward_mean._can_be_weighed(replace(clipped, summed=2))
+
+
+def test_a_batchs_images_are_weighed_in_the_order_of_their_labels():
+    seen_of_two = seen([GradientNoise(relative_norm=1e-3)], count=2)
+    right = digits(0, 2).double()
+    straight, turned = (drawn_to_mean(seen_of_two, result(images)).images for images in (right, right.flip(0)))
+    assert torch.allclose(straight, right, atol=0.05)
+    assert torch.allclose(turned.flip(0), right, atol=0.05)

@@ -91,6 +91,14 @@ def test_noise_that_is_not_gaussian_of_known_covariance_is_refused(parties, sett
         PAIRS(parties(*settings, images=1))
 
 
+def test_without_a_coarser_version_there_is_nothing_to_compare(parties):
+    noisy = parties(
+        "defense=[gradient_noise]", "defense.gradient_noise.std=0.01", "defense.gradient_noise.relative_norm=null"
+    )
+    with pytest.raises(NotApplicable, match="nothing to compare with"):
+        IndistinguishablePairs(blurs=[8], blocks=[])(noisy)
+
+
 def test_sums_over_clients_are_refused(parties):
     with pytest.raises(NotApplicable, match="sums over clients"):
         PAIRS(parties(*NOISE, images=1, summed=True))
