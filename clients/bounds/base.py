@@ -21,13 +21,14 @@ from fedsim.update import State, Update
 
 @dataclass(frozen=True)
 class Party:
-    """A client in one round, as it knows itself; nothing of it is the server's.
+    """A client in one round, as it knows itself, and images that the server has.
 
     Attributes:
         runtime: how the client computes: its model, settings and defenses.
         state: the weights that it got.
         pictures: the client's own.
         summed: the server sees this update in a sum over clients alone.
+        public: images that the server has, less copies of what it attacks; None: all that no client holds.
     """
 
     runtime: ClientRuntime
@@ -36,6 +37,7 @@ class Party:
     client: int
     server_round: int = 0
     summed: bool = False
+    public: ImageSet | None = None
 
     @property
     def images(self) -> Tensor:

@@ -77,7 +77,7 @@ class GaussianReference(Bound):
         return Statement("reference", sentence, values, header, tuple(rows))
 
     def _priors(self, party: Party) -> dict[str, ImagePrior]:
-        held = party.runtime.data.auxiliary
+        held = party.runtime.data.auxiliary if party.public is None else party.public
         found: dict[str, ImagePrior] = {"white": self.white, "smooth": self.smooth}
         count = min(MOST_IMAGES, len(held))
         return found | ({"public": PublicPrior.of(held.images(range(count)))} if count else {})

@@ -72,11 +72,11 @@ def _parties(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> li
     assert isinstance(setup.config, AuditConfig)
     runtime = setup.runtime()
     state = {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
-    size, parties = setup.config.audit.batch_size, []
+    size, parties, summed = setup.config.audit.batch_size, [], setup.sums is not None
     for first, positions in updates:
         for client, start in enumerate(range(0, len(positions), size), first):
             pictures = setup.data.train.subset(positions[start : start + size])
-            parties.append(Party(runtime, state, pictures, client, summed=setup.sums is not None))
+            parties.append(Party(runtime, state, pictures, client, summed=summed, public=setup.held))
     return parties
 
 

@@ -1,6 +1,7 @@
 """The reference between the noise that hides everything and the noise that hides nothing."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,14 @@ def test_more_noise_leaves_less_and_more_releases_more(parties):
     left = PublicPrior.of(held.images(range(len(held)))).spectrum.square().mean()
     assert loud.values["public"] == pytest.approx(-10 * math.log10(left), abs=1e-3), "what the public moments leave"
     assert "who knows more of them may pass it" in quiet.sentence
+
+
+def test_the_public_moments_are_of_what_the_server_has(parties):
+    (party,) = parties(*NOISE[:3], "defense.gradient_noise.std=1e6", images=1)
+    few = party.runtime.data.auxiliary.subset(range(3))
+    found = GaussianReference(rounds=[1])([replace(party, public=few)])
+    left = PublicPrior.of(few.images(range(3))).spectrum.square().mean()
+    assert found.values["public"] == pytest.approx(-10 * math.log10(left), abs=1e-3)
 
 
 def test_laplace_noise_counts_by_its_information(parties):
