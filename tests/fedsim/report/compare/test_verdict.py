@@ -93,6 +93,19 @@ def test_runs_that_only_guess_are_not_told_apart_by_accuracy(run: Any, accuracie
     assert [alone in verdict_of(one).details for one in runs] == [guess is not None, said]
 
 
+def test_two_seeds_that_differ_have_learned_more_than_guessing(run: Any) -> None:
+    known = {"test_pictures": 2_000, "commonest_class": 0.1}
+    seeds = {"{}": (0.43, 0.485), "{d: {}}": (0.4, 0.46)}
+    runs = [
+        run(defense, {"a": [25.0]}, accuracy=one, seed=seed, **known)
+        for defense, both in seeds.items()
+        for seed, one in enumerate(both)
+    ]
+    (found,) = judge_defenses(runs)
+    assert "2 seeds against 2 seeds" in " ".join(found.details)
+    assert "Neither" not in " ".join(found.details)
+
+
 @pytest.mark.parametrize(
     ("found", "level"),
     [([10.5] * 4, "open"), ([25.0] * 3 + [10.5], "open"), ([25.0] * 4, "broken"), ("withheld", "not tested")],
