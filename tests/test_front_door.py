@@ -547,6 +547,8 @@ def test_labels_are_read_from_a_head_whose_output_is_the_answer(change, status):
 def test_what_was_not_rebuilt_is_said():
     result = AttackResult("o", "mine", "done", images=IMAGES[:1])
     assert "compared with 1 of 2 originals" in str(fedsim.score(result, IMAGES))
+    with pytest.raises(fedsim.ConfigError, match=r"private=.*, as images"):
+        fedsim.score(result, IMAGES, private=IMAGES[:1])
     with pytest.raises(fedsim.ConfigError, match=r"images=.*originals with values in \[0, 1\]"):
         fedsim.score(result, 255 * IMAGES)
 

@@ -33,7 +33,8 @@ def check_reference(reference: object, names: Sequence[str], tables: Collection[
         tables: whose numbers corrupt the models' pictures: `imagenet`, `cifar`.
 
     Raises:
-        ConfigError: it is neither null, alexnet nor one of the models' names, or errors of another benchmark.
+        ConfigError: it is neither null, alexnet nor one of the models' names, or errors of another benchmark,
+            or the models' errors are by several tables.
     """
     if reference is not None and reference != "alexnet" and reference not in names:
         options = ["alexnet", *dict.fromkeys(names)]
@@ -44,6 +45,9 @@ def check_reference(reference: object, names: Sequence[str], tables: Collection[
             ", ".join(sorted(set(tables) - {"imagenet"})),
             f"imagenet, beside reference=alexnet: {OF_ALEXNET}",
         )
+    if reference is not None and len(set(tables)) > 1:
+        expected = f"one of {', '.join(TABLES)} for all models, beside reference={reference}: mCE divides their errors"
+        raise ConfigError("measure.corruptions.table", ", ".join(sorted(set(tables))), expected)
 
 
 def _corruptions(settings: CorruptionSettings, seed: int) -> CorruptionPlan | None:

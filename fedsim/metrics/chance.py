@@ -33,9 +33,19 @@ def accuracy_reach(accuracies: Sequence[float], test_pictures: int | None) -> fl
 
 
 def only_guessed(accuracies: Sequence[float], test_pictures: int | None, guess: float | None) -> bool:
-    """Whether chance explains what their mean lies above that of a guess; False where that is not known."""
-    reach = accuracy_reach(accuracies, test_pictures)
-    return reach is not None and guess is not None and fmean(accuracies) - guess <= reach
+    """Whether chance explains what they lie above that of a guess; False where that is not known.
+
+    Each seed by its own test pictures; their mean, by how far they lie apart, where those are not known. Student's t of
+    two good models that differ would reach down to the guess.
+    """
+    if guess is None or not accuracies:
+        return False
+    each = [accuracy_reach([one], test_pictures) for one in accuracies]
+    known = [one - guess <= reach for one, reach in zip(accuracies, each, strict=True) if reach is not None]
+    if known:
+        return all(known)
+    reach = accuracy_reach(accuracies, None)
+    return reach is not None and fmean(accuracies) - guess <= reach
 
 
 def accuracy_span(accuracies: Sequence[tuple[float, float | None]]) -> tuple[float, float]:

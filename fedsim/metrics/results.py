@@ -22,7 +22,7 @@ def score(
     images: Float[Tensor, "n c h w"],
     labels: Tensor | Sequence[int] | None = None,
     *,
-    private: Float[Tensor, "n c h w"] | None = None,
+    private: Float[Tensor, "_ _ _ _"] | None = None,
 ) -> AttackResult:
     """The result with its scores: originals matched with rebuilt images, of which the batch knows no order.
 
@@ -32,10 +32,11 @@ def score(
     Args:
         images: in [0, 1], as the model saw them.
         labels: [n] classes; None: labels are not scored.
-        private: the client's own images where a defense changed what the model saw.
+        private: [n, c, h, w], the client's own images where a defense changed what the model saw.
 
     Raises:
-        ConfigError: images of another shape than the rebuilt ones, or not in [0, 1]; another number of labels.
+        ConfigError: images of another shape than the rebuilt ones, or not in [0, 1]; another number of labels, or
+            private images of another shape.
 
     >>> import fedsim, torch
     >>> result = fedsim.AttackResult("mine", "guess", "done", images=torch.full((1, 3, 8, 8), 0.5))
@@ -49,6 +50,8 @@ def score(
             )
     if result.status != "done":
         return result
+    if private is not None and private.shape != images.shape:
+        raise ConfigError("private", tuple(private.shape), f"{tuple(images.shape)}, as images")
     known = None if labels is None else torch.as_tensor(labels)
     if known is not None and known.shape != (len(images),):
         raise ConfigError("labels", tuple(known.shape), f"one class for each of {len(images)} images")

@@ -5,6 +5,7 @@ Of a run and of a defense over several runs alike.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from fedsim.metrics.chance import accuracy_reach
 from fedsim.report.level import BROKEN_BY_CHANCE, Level, by_chance
@@ -74,13 +75,14 @@ def few_images(counts: Counts) -> list[str]:
 
 
 def few_test_images(accuracies: Sequence[float], test_images: int | None) -> str:
-    """`4 test images: ± 35 points`; empty where there are enough, or no accuracy."""
+    """`4 test images: ± 35 points`, by them alone; empty where there are enough, or no accuracy."""
     reach = accuracy_reach(accuracies, test_images)
     if accuracies and reach is None:
         return "an unknown number of test images: how far chance moves it is not known"
     if not accuracies or test_images is None or test_images >= FEW_TEST_IMAGES:
         return ""
-    return f"{count(test_images, 'test image')}: ± {100 * (reach or 0.0):.0f} points"
+    alone = accuracy_reach([fmean(accuracies)], test_images) or 0.0
+    return f"{count(test_images, 'test image')}: ± {100 * alone:.0f} points"
 
 
 def few_seeds(*accuracies: Sequence[float]) -> str:

@@ -65,7 +65,7 @@ def show(
         cell.set_axis_off()
     if images is not None:
         for place in range(columns):
-            axes[0, place].imshow(as_levels(images[place]), interpolation="nearest", cmap="gray")
+            axes[0, place].imshow(as_levels(images[place]), interpolation="nearest", cmap="gray", vmin=0, vmax=255)
             axes[0, place].set_title("original" if place == 0 else "", fontsize=9)
     for row, one in enumerate(results, int(images is not None)):
         _draw_row(one, axes[row], images is not None)
@@ -86,7 +86,7 @@ def _draw_row(one: AttackResult, cells: Sequence[Any], matched: bool) -> None:
         index = scored.reconstruction if scored is not None else (place if place < len(one.images) else None)
         if index is None:
             continue
-        cell.imshow(as_levels(one.images[index]), interpolation="nearest", cmap="gray")
+        cell.imshow(as_levels(one.images[index]), interpolation="nearest", cmap="gray", vmin=0, vmax=255)
         title = "" if scored is None or scored.psnr is None else f"{scored.psnr:.1f} dB"
         cell.set_title(title, fontsize=9)
 

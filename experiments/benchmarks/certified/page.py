@@ -31,7 +31,7 @@ _SETTING = (
 _JUDGED = (
     "Each certificate is compared with what the model saw: certified labels must be the client's, with their counts; a "
     "certified image must have at least 58 dB (rounding to 8 bits leaves 58.9) and at least what its certificate "
-    "promises."
+    "promises, which is tested up to 130 dB: the model saw pixels in float32."
 )
 _BOUND = (
     "None wrong of k different updates means a rate of at most 3/k at 95 %, for draws like these. Several attacks "
@@ -40,7 +40,7 @@ _BOUND = (
 _OF_LABELS = ("labels", "labels_certified")
 _WORDS = (
     "*Coverage* is the share of certified results among those of attacks that were not refused, *margin* the least of "
-    "true minus promised dB."
+    "true minus promised dB, a promise above 130 dB counted as 130 and one below 58 as 58."
 )
 
 _HOW_NAMES_READ = (

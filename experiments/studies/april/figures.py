@@ -35,7 +35,10 @@ class PicturePart:
 
 
 def draw_curves(entries: Sequence[Entry], path: Path) -> None:
-    """PSNR and matching loss over the steps: mean over pictures and seeds, a band from 10th to 90th percentile."""
+    """PSNR and matching loss over the steps: mean over pictures and seeds, of the loss the geometric one, and a band.
+
+    The band is from the 10th to the 90th percentile.
+    """
     with drawing(path, 9.6, 3.6) as figure:
         psnr, loss = figure.subplots(1, 2)
         for number, arm in enumerate(PART_ARMS["curves"]):

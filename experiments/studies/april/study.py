@@ -19,7 +19,11 @@ from experiments.studies.harness.victims import presets
 from fedsim.errors import ConfigError
 
 FIGURES = {
-    CURVES: (draw_curves, "PSNR and matching loss over the steps: mean, and the 10th to the 90th percentile"),
+    CURVES: (
+        draw_curves,
+        "PSNR and matching loss over the steps: mean of PSNR, geometric mean of the loss, and the 10th to the 90th "
+        "percentile",
+    ),
     TWINS: (
         draw_twins,
         "Clients' pictures and what searches make of them; loss on all tensors but ∂L/∂E_pos",

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from attacks.optimization.second_order.starts import STARTS
-from attacks.result import psnr_of
 from experiments.studies.finetune.options import arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
@@ -25,7 +24,7 @@ from experiments.studies.harness.tables import number
 from experiments.studies.harness.victims import finished
 from experiments.studies.harness.weights import train
 from experiments.studies.second_order.references import behind_rounding, linear
-from experiments.studies.second_order.study import BUDGETS, EXACT, cell
+from experiments.studies.second_order.study import BUDGETS, EXACT, cell, spread
 from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims, digits
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined
@@ -34,7 +33,7 @@ from fedsim.errors import ConfigError, one_of
 from fedsim.metrics.matching import match
 from fedsim.models import Architecture, ModelSpec, architecture_seed
 from fedsim.observation import Observation
-from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE, is_recognisable
+from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
 from fedsim.result import AttackResult
 from fedsim.settings.composition import finetune_of
 
@@ -226,19 +225,19 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
         own = [entry for entry in entries if entry["unit"].startswith(f"{one.key}/")]
         values, numbers = cell(own), own[0]["numbers"]
         shared = [values[name] for name in ("floor", "median", "guess", "public", "rounding")]
-        values["recognisable"] = recognisable(own)
-        counts = [values[name] for name in ("recognisable", "exact", "certified", "done")]
+        counts = [values[name] for name in ("least", "most", "recognisable", "exact", "certified", "done")]
         record.append([*astuple(one), numbers, values["rank"], values["unknowns"], *shared, *counts])
         shown = [number(value, ".1f") for value in shared]
         found = [f"{values[name]} of {values['done']}" for name in ("recognisable", "exact")]
         directions = "" if values["rank"] is None else f"{values['rank']} of {values['unknowns']}"
-        row = [BACKBONES[one.backbone], one.case, str(one.batch), f"{numbers:,}", directions, *shown]
+        row = [BACKBONES[one.backbone], one.case, str(one.batch), f"{numbers:,}", directions, *shown[:2]]
+        row += [spread(values), *shown[2:]]
         rows.append([*row, *found, str(values["certified"]), outcome(values)])
     header = ["backbone", "recipe", "images", "numbers shared", "directions of the images in them"]
-    header += ["dB of the mean error", "median dB", "a guess", "public reference", "rounding alone"]
+    header += ["dB of the mean error", "median dB", "least / most", "a guess", "public reference", "rounding alone"]
     header += ["recognisable", f"above {EXACT:.0f} dB", "certified", "outcome"]
     names = ["backbone", "recipe", "batch", "numbers", "rank", "unknowns", "floor", "median", "guess", "public"]
-    names += ["rounding", "recognisable", "exact", "certified", "done"]
+    names += ["rounding", "least", "most", "recognisable", "exact", "certified", "done"]
     pictures = settings["pictures"] is not None
     noun, model = ("pictures of 32 pixels", "ViT-Ti/8 of two blocks") if pictures else ("digits", "`vit_nano`")
     introduction = (
@@ -264,12 +263,6 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
         )
     table = Table("finetune", "What is left in updates of fine-tuning", header, rows, (names, record))
     return Page("finetune", "Leakage from fine-tuning updates", introduction, [table], differs)
-
-
-def recognisable(entries: Sequence[Mapping[str, Any]]) -> int:
-    """How many images show more than their guess, and enough of it."""
-    done = [entry for entry in entries if "squared_error" in entry]
-    return sum(is_recognisable(psnr_of(entry["squared_error"]), psnr_of(entry["guess"])) for entry in done)
 
 
 def outcome(values: Mapping[str, Any]) -> str:

@@ -25,7 +25,11 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--per-class", action="store_true", help="spread over the classes evenly; else drawn at random")
     parser.add_argument("--rows", nargs="+", help="globs on names of rows, such as 'mjp*' deit_s.a; default: all")
     parser.add_argument(
-        "--ratio", type=float, nargs="+", default=[0.9, 0.1], help="masked share of x̃; more: further rows of MJP"
+        "--ratio",
+        type=float,
+        nargs="+",
+        default=[0.9, 0.1],
+        help="masked share of x̃; more: rows of MJP and a guess",
     )
     parser.add_argument(
         "--models", nargs=2, default=["vit_small", "deit_small"], help="options of conf/model for ViT-S and DeiT-S"

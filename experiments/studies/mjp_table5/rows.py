@@ -101,7 +101,7 @@ class TableRow:
 
 
 def plan(ratios: Sequence[float]) -> list[TableRow]:
-    """All rows; the first ratio is the protocol's, each further one adds rows of MJP alone."""
+    """All rows; the first ratio is the protocol's, each further one adds rows of MJP alone, and a guess of its x̃."""
     rows: list[TableRow] = []
     for group in GROUPS:
         rows += _attacked(f"{group}.a", group, "a", None, "private")
@@ -118,6 +118,9 @@ def plan(ratios: Sequence[float]) -> list[TableRow]:
     for attack in (MEAN, GREY):
         rows.append(TableRow("baseline.a", "no gradient", "a", attack, jigsawed, "private"))
         rows.append(TableRow("baseline.b", "no gradient", "b", attack, jigsawed, "seen"))
+    for ratio in ratios[1:]:
+        jigsawed, label = TableCase("deit_s", "stock", ratio), f"no gradient, ratio {ratio:g}"
+        rows += [TableRow(f"baseline@{ratio:g}.b", label, "b", attack, jigsawed, "seen") for attack in (MEAN, GREY)]
     return rows
 
 

@@ -36,6 +36,7 @@ HEADER = [
     "recognisable",
     "against the own",
     "seen against the own",
+    "a guess against the own",
     "a guess",
     "nearest public picture",
 ]
@@ -47,6 +48,7 @@ NAMES = [
     "recognisable",
     "own",
     "moved",
+    "own_guess",
     "guess",
     "nearest",
     "reference",
@@ -99,7 +101,8 @@ def page(entries: Sequence[Mapping[str, Any]], names: Sequence[str], options: ar
         shown = [said(own, family, line[title]) for title, family in FAMILIES.items()]
         found = f"{line['recognisable']} of {line['pictures']}"
         moved = "the same" if line["moved"] > SAME else number(line["moved"], ".1f")
-        rest = [number(line["own"], ".1f"), moved, *(number(line[key], ".1f") for key in ("guess", "nearest"))]
+        guesses = [number(line[key], ".1f") for key in ("own_guess", "guess", "nearest")]
+        rest = [number(line["own"], ".1f"), moved, *guesses]
         rows.append([name, str(line["pictures"]), *shown, found, *rest, beside_of(own), labels_of(own)])
     draw_strips(options.out, best)
     accuracy = next((entry["accuracy"] for entry in entries if "accuracy" in entry), None)
@@ -124,7 +127,7 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
         "A picture that an attack has no image for counts as 0 dB: closed forms of one image, given a batch. *None*: "
         "most pictures of the rung have no image.",
         "Against the own: the best attack's estimate of the client's own picture, which behind augmentation is a mean "
-        "over what may have been done to it. Beside it what the model saw, held against the same.",
+        "over what may have been done to it. Beside it what the model saw and a guess, held against the same.",
         "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
         "The reference takes the rounding of the update for Gaussian noise and pictures for Gaussian ones with the "
         "public moments: dB of the mean error. Rounding alone is a fact near the pictures. Neither is a theorem.",
@@ -154,6 +157,7 @@ def numbers(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     line["moved"] = median(value for entry in guess for value in entry["moved"])
     line["recognisable"] = sum(is_recognisable(value, at) for value, at in pairs)
     line["own"] = median(psnrs(entries, best, "private")) if best else None
+    line["own_guess"] = median(values) if (values := psnrs(entries, "guess", "private")) else None
     beside = next((entry for entry in entries if "unknowns" in entry), {})
     return line | {key: beside.get(key) for key in ("reference", "rounding")}
 

@@ -85,7 +85,7 @@ def attacked(
 
 
 def guessed(truth: GroundTruth, public: Tensor) -> Entry:
-    """The mean of public pictures, and for each private one the public one that is nearest to it."""
+    """The mean of public pictures, held against what the model saw and the own, and the public one nearest to each."""
     images = truth.images.double()
     mean = public.mean(dim=0, keepdim=True).expand_as(images)
     nearest = torch.stack([((public - image) ** 2).mean(dim=(1, 2, 3)).min() for image in images])
@@ -93,6 +93,7 @@ def guessed(truth: GroundTruth, public: Tensor) -> Entry:
     return {
         "attack": "guess",
         "psnrs": by_source(truth, measures.psnr(mean, images).tolist()),
+        "private": by_source(truth, measures.psnr(mean, own).tolist()),
         "nearest": by_source(truth, (-10.0 * nearest.clamp(min=1e-16).log10()).tolist()),
         "moved": by_source(truth, measures.psnr(images, own).tolist()),
     }

@@ -30,7 +30,8 @@ class MatrixCell:
         recognised: share of all pictures whose private PSNR makes them recognisable, each by its own guess.
         as_seen: pictures that are recognisable as the model saw them, changed by a defense, and not against the
             client's own: what an eye finds in them PSNR does not tell.
-        label_exact, label_share: share of updates with every label right, mean share of labels; None without labels.
+        label_exact, label_share: share of updates with every label right, and of all their labels the share that is
+            right; None without labels.
         seconds: mean over the updates on which the attack ran to its end.
         batch: pictures in one update that the server sees.
         blind: as the column.

@@ -14,7 +14,7 @@ from fedsim.report.run.images.counts import Counts, count_images
 from fedsim.report.run.label_attacks import after_labels, labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.records import AttackRecord, ImageRecord
-from fedsim.report.run.summary import final_accuracy, mean
+from fedsim.report.run.summary import final_accuracy, mean, right_share
 from fedsim.report.thresholds import EXACT
 from fedsim.storage import json_lines
 from fedsim.storage.json_objects import read_object
@@ -117,6 +117,7 @@ def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: 
     # A guess that is unknown (the picture is none of the audit's) counts as nothing at all.
     leaked = [image.guess_psnr or 0.0 if image.leaked is None else min(image.leaked, EXACT) for image in images]
     seen = [any(image.as_seen for image in forms) for row in done for forms in row.forms.values()]
+    labelled = [row for row in done if row.label_share is not None]
     reasons = [row.reason or "no reason given" for row in failed or refused]
     return MatrixCell(
         attack=name,
@@ -133,7 +134,7 @@ def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: 
         baseline=mean(list(guess.values())),
         recognised=sum(own) / len(images) if rebuilt else None,
         label_exact=mean([float(row.label_exact) for row in done if row.label_exact is not None]),
-        label_share=mean([row.label_share for row in done if row.label_share is not None]),
+        label_share=right_share(labelled) if labelled else None,
         seconds=mean([row.seconds for row in done if row.seconds is not None]),
         batch=max((len(row.pictures) for row in rows), default=None),
         as_seen=sum(one and not plain for one, plain in zip(seen, own, strict=False)),  # those that are done come first

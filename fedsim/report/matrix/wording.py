@@ -48,8 +48,8 @@ def cell_level(cell: MatrixCell) -> str:
         return "labels" if cell.label_share is not None else "guess"
     if cell.hidden:
         return "as-seen"
-    level = leakage_level(cell.leakage, cell.baseline)
-    return "traces" if level == "guess" and cell.recognised else level  # a mean hides the one image that came out
+    # A mean hides the one image that came out.
+    return leakage_level(cell.leakage, None if cell.recognised else cell.baseline)
 
 
 def cell_text(cell: MatrixCell) -> str:

@@ -118,10 +118,10 @@ def _corruptions(groups: Mapping[str, Sequence[Record]]) -> MeasureTable | None:
     columns = ("Model", "mCE (%)", "mean error (%)", *(corruption.replace("_", " ") for corruption in names))
     reference = known[0]["corruptions"]["reference"]
     against = f"divided by the errors of {reference}" if reference else "left out: no reference is set"
-    facts = known[0]["corruptions"]
+    pictures, tables_of = (_join(run["corruptions"][key] for run in known) for key in ("pictures", "table"))
     note = (
-        f"Errors on {facts['pictures']} corrupted test pictures, mean over severities "
-        f"{_join(facts['severities'])}, with the numbers of {facts['table']}; mCE is {against}."
+        f"Errors on {pictures} corrupted test pictures, mean over severities "
+        f"{_join(known[0]['corruptions']['severities'])}, with the numbers of {tables_of}; mCE is {against}."
     )
     return MeasureTable("Common corruptions", note, columns, tuple(rows))
 

@@ -12,7 +12,7 @@ from fedsim.report.thresholds import EXACT, GUESS_MARGIN
 from fedsim.report.wording import count, decibels
 
 GUESS, GREY = "the mean of public images", "mid-grey"
-"""A guess; where there are no public pictures it is mid-grey."""
+"""The guess, and mid-grey: what that is where there are no public pictures, and a mark beside it elsewhere."""
 
 Key = tuple[str, int]
 
@@ -70,7 +70,7 @@ def _without(run: RecordedRun, names: frozenset[str] | set[str]) -> RecordedRun:
 
 
 def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequence[AttackRecord]) -> Baseline | None:
-    """The one of the guess and the baselines over which an attack gains least, picture by picture.
+    """The one of the guess, mid-grey and the baselines over which an attack gains least, picture by picture.
 
     Args:
         attacks: records, those of `attack` among them.
@@ -81,8 +81,11 @@ def best_baseline(attack: str, attacks: Sequence[AttackRecord], without: Sequenc
     """
     own = {key: image for record in attacks if record.attack == attack for key, image in _pictures(record)}
     reached = {key: image.leaked for key, image in own.items() if image.leaked is not None}
-    grey = all(_guess_is_grey(own[key]) for key in reached)
-    marks = {GREY if grey else GUESS: {key: own[key].guess_psnr for key in reached}}
+    marks: dict[str, dict[Key, float | None]] = {}
+    if not all(_guess_is_grey(own[key]) for key in reached):
+        marks[GUESS] = {key: own[key].guess_psnr for key in reached}
+    if all(own[key].grey_psnr is not None for key in reached):  # folders of earlier versions do not say
+        marks[GREY] = {key: own[key].grey_psnr for key in reached}
     for record in without:
         marks.setdefault(record.attack, {}).update({key: image.leaked for key, image in _pictures(record)})
     found = []

@@ -36,13 +36,13 @@ class Pair:
     @property
     def likeness(self) -> str:
         """Likeness to the client's own picture, or that it is what the model saw."""
-        return "as the model saw it" if self.image.as_seen else likeness(self.image.leaked, self.image.guess_psnr)
+        return "as the model saw it" if self.image.as_seen else likeness(self.image.leaked, self.image.blind_psnr)
 
     @property
     def looks(self) -> str:
         """The class that styles it: of what it is like, the client's own or what the model saw of it."""
         seen = self.image.as_seen
-        psnr, guess = (self.image.psnr, None) if seen else (self.image.leaked, self.image.guess_psnr)
+        psnr, guess = (self.image.psnr, None) if seen else (self.image.leaked, self.image.blind_psnr)
         return likeness(psnr, guess).replace(" ", "-")
 
 

@@ -86,9 +86,14 @@ class ImageRecord:
         return None if self.leaked is None else self.scores.get(name)
 
     @property
+    def blind_psnr(self) -> float | None:
+        """What the client's own picture is held against: the better of the guess and mid-grey that are known."""
+        return max((one for one in (self.guess_psnr, self.grey_psnr) if one is not None), default=None)
+
+    @property
     def recognisable(self) -> bool:
         """Whether the client's own picture can be recognised in it."""
-        return is_recognisable(self.leaked, self.guess_psnr) and is_recognisable(self.leaked, self.grey_psnr)
+        return is_recognisable(self.leaked, self.blind_psnr)
 
     @property
     def seen_recognisable(self) -> bool:

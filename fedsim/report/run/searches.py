@@ -1,9 +1,8 @@
 """The way of a search as lines: what it measured over its steps, and how close its pictures came."""
 
-import statistics
-
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
+from fedsim.report.run.summary import mean_psnr
 
 MEASURES = ("objective", "loss", "matching")
 """Which of the values in a trace is drawn; else the first one."""
@@ -36,12 +35,12 @@ def _steps(record: AttackRecord) -> list[dict[str, float]]:
 
 
 def _mean_psnr(record: AttackRecord) -> list[tuple[float, float]]:
-    """Over the pictures of the update, at each step at which one was scored."""
+    """Over the pictures of the update, at each step at which one was scored, as every mean of the page."""
     by_step: dict[int, list[float]] = {}
     for image in record.images:
         for step, value in image.frames.curve if image.frames is not None else ():
             by_step.setdefault(step, []).append(value)
-    return [(float(step), statistics.fmean(values)) for step, values in sorted(by_step.items())]
+    return [(float(step), mean_psnr(values) or 0.0) for step, values in sorted(by_step.items())]
 
 
 def _drawable(lines: Lines) -> Lines:

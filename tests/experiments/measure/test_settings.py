@@ -100,4 +100,10 @@ def test_alexnets_errors_are_of_the_whole_benchmark(settings, words):
 def test_alexnets_errors_are_of_imagenet(tables):
     with pytest.raises(ConfigError, match=r"corruptions\.table=cifar: must be imagenet, beside reference=alexnet"):
         check_reference("alexnet", ["base"], tables)
-    check_reference("base", ["base"], tables)
+
+
+def test_errors_are_divided_by_those_of_the_same_table_alone():
+    check_reference("base", ["base"], {"cifar"})
+    check_reference(None, ["base"], {"cifar", "imagenet"})
+    with pytest.raises(ConfigError, match=r"table=cifar, imagenet: must be one of .* beside reference=base"):
+        check_reference("base", ["base"], {"cifar", "imagenet"})

@@ -13,6 +13,7 @@ from fedsim.metrics.chance import (
     at_least_by_chance,
     chance_between,
     clearly_fewer,
+    only_guessed,
 )
 
 
@@ -73,3 +74,16 @@ def test_of_both_the_larger_counts_and_two_figures_add_up() -> None:
     apart = accuracy_reach([0.53, 0.80], 359)
     assert apart > 1
     assert chance_between(apart, 0.03) == 1.0, "no two shares differ by more"
+
+
+def test_two_good_models_that_differ_are_no_guess() -> None:
+    for accuracies in ([0.430, 0.485], [0.40, 0.46]):
+        reach = accuracy_reach(accuracies, 2_000)
+        assert reach is not None
+        assert sum(accuracies) / 2 - 0.1 < reach, "Student's t of two seeds reaches down to the guess"
+        assert not only_guessed(accuracies, 2_000, 0.1)
+    assert only_guessed([0.10, 0.11], 2_000, 0.1)
+    assert not only_guessed([0.10, 0.20], 2_000, 0.1)
+    assert only_guessed([0.40, 0.46], None, 0.1)
+    assert not only_guessed([0.43], None, 0.1)
+    assert not only_guessed([], 2_000, 0.1)

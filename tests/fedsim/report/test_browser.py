@@ -213,6 +213,23 @@ def test_a_wide_table_shows_that_it_goes_on_and_scrolls_by_keyboard(page: Page) 
     page.until(f"{cue}.hidden && !{region}.className.includes('more')")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["2026-11-25/23-00-00", "2026-11-26/9-00-00", "2026-11-26/12-30-05"],
+        ["-1", "0.05", "0.1"],
+        ["8", "12", "8 or 9"],
+    ],
+)
+def test_names_that_begin_with_digits_sort_as_names(page: Page, names: list[str]) -> None:
+    cells = "[...document.querySelectorAll('[aria-label=Attacks] tbody th')]"
+    shuffled = json.dumps(names[2:] + names[:2])
+    page.run(f"{cells}.forEach((cell, place) => {{ cell.textContent = {shuffled}[place]; }})")
+    for expected in (names, names[::-1]):
+        page.run("document.querySelector('[aria-label=Attacks] thead button').click()")
+        assert page.run(f"{cells}.map(cell => cell.textContent)") == expected
+
+
 def test_a_lone_picture_has_no_button_for_more(chromium: Any, write_run: Any, records: Any, picture: Any) -> None:
     folder: Path = write_run()
     row = records.attack(1, 0, records.image(25.0, reconstruction=picture(folder)))

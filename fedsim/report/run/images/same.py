@@ -39,21 +39,27 @@ def named(records: Iterable[AttackRecord]) -> dict[Key, Made]:
 def same_images(known: Mapping[Key, Made]) -> Same:
     """One name for each different image.
 
-    An image is its numbers, whatever its name, its label and who holds it, as a digest of them tells. Folders of
-    earlier versions have none: there, of one seed, images of one guess, to the last bit, and one label are one. Without
-    a guess an image is known by its name, its label and its client. Another seed has another guess: there an image is
-    known by its name and its label, and by all other names that it has under any seed.
+    An image is its numbers, whatever its name, its label and who holds it, as a digest of them tells. One without a
+    digest is at most one of those of its name and its label. Folders of earlier versions have none: there, of one seed,
+    images of one guess, to the last bit, and one label are one. Without a guess an image is known by its name, its
+    label and its client. Another seed has another guess: there an image is known by its name and its label, and by all
+    other names that it has under any seed.
     """
     marks = {key: _mark(*made) for key, made in known.items()}
     if len({seed for seed, *_ in marks.values()}) <= 1:
         return Same(marks, distinct=True)
     titles = {key: (image.image, image.label) for key, (_, image) in known.items()}
     under: dict[tuple[object, object], set[object]] = {}
-    first: dict[object, object] = {}
+    contents = {mark for mark in marks.values() if mark[0] is None}
+    first: dict[object, object] = {titles[key]: mark for key, mark in marks.items() if mark in contents}
     for key, mark in marks.items():
+        if mark in contents:
+            continue  # its numbers tell
         under.setdefault((mark[0], titles[key]), set()).add(mark)
         one, other = _root(first, mark), _root(first, titles[key])
-        if one != other:
+        if other in contents:
+            one, other = other, one
+        if one != other and other not in contents:
             first[other] = one
     names = {key: _root(first, mark) for key, mark in marks.items()}
     return Same(names, distinct=all(len(found) == 1 for found in under.values()))

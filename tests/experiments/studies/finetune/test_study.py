@@ -91,7 +91,10 @@ def test_images_short_of_60_db_count_as_recognisable_where_they_show_more_than_t
     entries = [{"refused": "why"}]
     for decibels, guess in ((59.0, 11.0), (20.0, 11.0), (19.9, 11.0), (24.0, 23.5)):
         entries.append({"squared_error": 10 ** (-decibels / 10), "guess": 10 ** (-guess / 10)})
-    assert study.recognisable(entries) == 2
+    row = study.cell([{**entry, "certified": False} for entry in entries])
+    assert row["recognisable"] == 2
+    assert study.spread(row) == "19.9 / 59.0"
+    assert study.spread(study.cell([])) == ""
 
 
 @pytest.mark.parametrize(

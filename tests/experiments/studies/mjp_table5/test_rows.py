@@ -26,9 +26,9 @@ def test_settings_compare_what_the_paper_compares():
             assert row.against == ("seen" if row.setting == "b" else "private")
 
 
-def test_further_ratios_add_rows_of_mjp_alone():
+def test_further_ratios_add_rows_of_mjp_alone_and_a_guess():
     more = set(plan([0.9, 0.1])) - set(plan([0.9]))
-    assert {row.name for row in more} == {"mjp@0.1.b", "mjp@0.1.c"}
+    assert {row.name for row in more} == {"mjp@0.1.b", "mjp@0.1.c", "baseline@0.1.b"}
     assert {row.case.ratio for row in more} == {0.1}
 
 

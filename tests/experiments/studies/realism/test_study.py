@@ -2,9 +2,11 @@ import csv
 from functools import partial
 
 import pytest
+import torch
 
 from experiments.studies.realism import study, work
 from experiments.studies.realism.rungs import RUNGS
+from fedsim.ground_truth import GroundTruth
 
 
 @pytest.fixture
@@ -27,6 +29,22 @@ def test_the_start_gives_the_image_away_and_is_not_computed_again(call, tmp_path
     assert (tmp_path / "realism.png").exists()
     monkeypatch.setattr(study, "work", lambda unit: pytest.fail(f"{unit.key} was computed again"))
     assert call(*rungs)[0] == 0
+
+
+def test_what_is_held_against_the_own_picture_has_the_guess_of_that_beside_it():
+    own = torch.zeros(1, 1, 4, 4)
+    own[..., 2:] = 1.0
+    seen = own.roll(2, dims=-1)
+    seen[..., 2:] = 0.5  # a crop: half of the picture left it
+    public = torch.full((3, 1, 4, 4), 0.5, dtype=torch.float64)
+    truth = GroundTruth(seen, torch.zeros(1, dtype=torch.long), ("a",), own)
+    entry = work.guessed(truth, public)
+    assert entry["private"] == pytest.approx([6.02], abs=0.01)
+    assert entry["psnrs"] == pytest.approx([9.03], abs=0.01)
+    line = study.numbers([entry])
+    assert (line["own_guess"], line["guess"]) == (entry["private"][0], entry["psnrs"][0])
+    old = {key: value for key, value in entry.items() if key != "private"}
+    assert study.numbers([old])["own_guess"] is None, "of results of an earlier version"
 
 
 def test_rungs_stand_alone_before_they_stand_together():

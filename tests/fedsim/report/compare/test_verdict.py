@@ -9,6 +9,7 @@ import pytest
 from fedsim.report.compare.runs import compare_runs
 from fedsim.report.compare.tradeoff import tradeoffs
 from fedsim.report.compare.verdict import judge_defenses
+from fedsim.report.level_wording import few_test_images
 from fedsim.report.render import build_comparison
 from fedsim.report.run.attack_lines import attack_lines
 from fedsim.report.run.baseline import GUESS, against_guess, best_baseline, guessing, needs_no_gradient, reading
@@ -91,6 +92,25 @@ def test_runs_that_only_guess_are_not_told_apart_by_accuracy(run: Any, accuracie
     assert (f"Neither run {told}" in build_comparison(folders, home / "page.html").read_text()) is said
     alone = "That is not clearly more than always naming the commonest class, which is right for 10.0 %."
     assert [alone in verdict_of(one).details for one in runs] == [guess is not None, said]
+
+
+def test_two_seeds_that_differ_have_learned_more_than_guessing(run: Any) -> None:
+    known = {"test_pictures": 2_000, "commonest_class": 0.1}
+    seeds = {"{}": (0.43, 0.485), "{d: {}}": (0.4, 0.46)}
+    runs = [
+        run(defense, {"a": [25.0]}, accuracy=one, seed=seed, **known)
+        for defense, both in seeds.items()
+        for seed, one in enumerate(both)
+    ]
+    (found,) = judge_defenses(runs)
+    assert "2 seeds against 2 seeds" in " ".join(found.details)
+    assert "Neither" not in " ".join(found.details)
+
+
+def test_what_few_test_images_leave_open_is_no_more_than_they_do() -> None:
+    """(2 + 2) of (4 + 4): two standard errors are 35 points, where Student's t of these seeds is 349."""
+    assert few_test_images([0.25, 0.75], 4) == few_test_images([0.5], 4) == "4 test images: ± 35 points"
+    assert few_test_images([0.25, 0.75], None) == few_test_images([0.25, 0.75], 100) == ""
 
 
 @pytest.mark.parametrize(

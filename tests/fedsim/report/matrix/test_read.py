@@ -9,6 +9,7 @@ from fedsim.report.matrix.read import BASELINE, read_cells, read_counts, read_tr
 from fedsim.report.matrix.wording import cell_level, cell_story, cell_text
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.run.read import read_run
+from fedsim.report.run.summary import summarise_attacks
 from fedsim.report.run.verdict import verdict
 from fedsim.report.thresholds import EXACT
 
@@ -84,6 +85,15 @@ def test_the_batch_is_what_one_update_holds(audit):
     folder = audit((0, "x", {"a": 9.0, "b": None, "c": 9.0}, {}), (1, "x", {"d": 9.0}, {}))
     cells = read_cells(folder, "initial", ["x", "later"], 2)
     assert [cell.batch for cell in cells] == [3, None]
+
+
+def test_of_updates_of_several_sizes_labels_count_alike(audit):
+    folder = audit(
+        (0, "x", {"a": 9.0, "b": 9.0, "c": 9.0}, {"label_share": 1.0}), (1, "x", {"d": 9.0}, {"label_share": 0.0})
+    )
+    (cell,) = read_cells(folder, "initial", ["x"], 2)
+    assert cell.label_share == pytest.approx(3 / 4)
+    assert summarise_attacks(read_run(folder))[0].label_share == cell.label_share
 
 
 def test_cells_without_pictures_say_why(audit):
@@ -194,6 +204,10 @@ def test_one_image_that_came_out_is_no_guess_whatever_the_mean(shown, records):
     (cell,) = read_cells(folder, "initial", ["x"], 50)
     assert cell.leakage - cell.baseline < 1
     assert cell_level(cell) == "traces"
+    folder = shown(*[(n, "x", [records.image(24.0 - 3 * n, f"{n}", guess_psnr=22.0)], {}) for n in range(2)])
+    (folder / BASELINE).write_text(json.dumps({str(n): 22.0 for n in range(2)}))
+    (cell,) = read_cells(folder, "initial", ["x"], 2)
+    assert (cell.leakage, cell.recognised, cell_level(cell)) == (22.5, 0.5, "recognisable")
 
 
 def test_an_attack_that_leaves_labels_alone_on_one_model_keeps_its_images_of_the_other(

@@ -57,6 +57,14 @@ def test_repetitions_are_one_row_with_their_spread():
     assert over_runs([None]) is None
 
 
+def test_the_note_on_corruptions_names_all_tables_and_numbers_of_pictures():
+    other = run("large")
+    other["corruptions"] |= {"table": "imagenet", "pictures": 50}
+    note = by_title(run(), run(), other)["Common corruptions"].note
+    assert "Errors on 20, 50 corrupted test pictures, mean over severities 1, 5, " in note
+    assert "with the numbers of cifar, imagenet; mCE is left out" in note
+
+
 def test_the_tables_hold_the_numbers():
     found = by_title(run(), run("mjp", jigsaw=None, position=None))
     assert found["Consistency (%)"].rows[0] == ("baseline", "own", "100.0 ± 1.0", "73.0 ± 1.0")

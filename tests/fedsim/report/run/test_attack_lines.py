@@ -22,7 +22,7 @@ def test_each_attack_and_its_guess(write_run: Any, records: Any) -> None:
     ]
 
 
-def test_without_public_pictures_the_guess_is_called_mid_grey(write_run: Any, records: Any) -> None:
+def test_mid_grey_is_the_guess_without_public_pictures_and_where_it_reaches_more(write_run: Any, records: Any) -> None:
     """As `server.attack_queue.results` writes it: the guess is mid-grey, and so reaches what mid-grey does."""
 
     def line(*greys: float | None) -> str:
@@ -34,7 +34,8 @@ def test_without_public_pictures_the_guess_is_called_mid_grey(write_run: Any, re
         return str(told)
 
     assert line(7.6, 7.6).endswith("31.0 dB on average (mid-grey: 7.6 dB); 100 % of the labels right")
-    for greys in ((7.6, 7.7), (None, None), (7.6, None)):
+    assert "(mid-grey: 7.7 dB)" in line(7.7, 7.7)
+    for greys in ((7.4, 7.5), (None, None), (7.6, None)):
         assert "(the mean of public images: 7.6 dB)" in line(*greys)
 
 

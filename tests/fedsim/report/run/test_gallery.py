@@ -90,3 +90,18 @@ def test_the_best_is_what_gives_most_away_of_the_clients_own_picture(
     (folder / "attacks.jsonl").write_text(json.dumps(records.attack(1, 0, *images)) + "\n")
     assert [pair.image.leaked for pair in build_gallery(read_run(folder)).pairs] == [39.0, 9.0, 8.0]
     assert [pair.image.leaked for pair in build_gallery(read_run(folder), limit=1).pairs] == [39.0]
+
+
+@pytest.mark.parametrize(
+    ("psnr", "grey", "likeness"),
+    [(30.5, 30.2, "no better than a guess"), (32.0, 30.2, "nearly identical"), (30.5, None, "nearly identical")],
+)
+def test_an_image_that_is_nearly_grey_is_badged_as_it_is_counted(
+    write_run: Any, records: Any, picture: Any, psnr: float, grey: float | None, likeness: str
+) -> None:
+    folder = write_run()
+    image = records.image(psnr, guess_psnr=8.0, grey_psnr=grey, reconstruction=picture(folder))
+    (folder / "attacks.jsonl").write_text(json.dumps(records.attack(1, 0, image)) + "\n")
+    (pair,) = build_gallery(read_run(folder)).pairs
+    assert (pair.likeness, pair.looks) == (likeness, likeness.replace(" ", "-"))
+    assert pair.image.recognisable == (likeness != "no better than a guess")

@@ -51,6 +51,23 @@ def test_an_image_is_its_numbers_where_they_were_recorded(write_run: Any, record
     assert (found.different, found.counts.recognisable) == (3, 3)
 
 
+def test_images_of_other_numbers_stay_apart_beside_one_without_a_digest(write_run: Any, records: Any) -> None:
+    image = records.image(30.0, "0.png", guess_psnr=10.0)
+    rows = [records.attack(1, k, {**image, "content": str(k)}, certificate={}) for k in range(4)]
+    rows.append(records.attack(2, 0, image, certificate={}))
+    found = summarise_leakage(read_run(write_run(rows)))
+    assert (found.different, found.counts.images, found.counts.recognisable) == (4, 4, 4)
+    several = [*rows[:4], records.attack(2, 0, {**image, "image": "other.png"}, certificate={})]
+    assert summarise_leakage(read_run(write_run(several, name="another"))).different == 5
+
+
+def test_one_image_under_two_names_makes_no_one_of_two_digests(write_run: Any, records: Any) -> None:
+    images = [records.image(30.0, name, guess_psnr=6.0) for name in "ab"]
+    rows = [records.attack(1, k, {**one, "content": str(k)}) for k, one in enumerate(images)]
+    rows += [records.attack(2, k, one) for k, one in enumerate(images)]
+    assert summarise_leakage(read_run(write_run(rows))).different == 2
+
+
 def test_an_image_that_is_nearly_grey_is_not_recognised_by_being_grey(write_run: Any, records: Any) -> None:
     image = records.image(30.0, "0.png", guess_psnr=8.0)
     for grey, count in ((30.2, 0), (28.0, 1)):
