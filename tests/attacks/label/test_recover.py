@@ -127,19 +127,34 @@ def test_unknown_rule_names_the_nearest():
         RecoverLabels("bias_piror")
 
 
-@pytest.mark.parametrize("labels", [[3], [3, 3, 7]])
-def test_without_the_bias_the_weight_is_read(labels, tools, cpu):
-    """What the rules that read the weight say when they are asked by name."""
-    observation = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(len(labels)), labels)
+def without_bias(observation, how):
+    """The same, of a client whose head's bias is not shared, or gets a gradient of zero."""
     tensors = {name: tensor for name, tensor in observation.update.tensors.items() if name != "head.bias"}
-    kept = replace(observation, update=replace(observation.update, tensors=tensors))
+    if how == "zero":
+        tensors["head.bias"] = torch.zeros_like(observation.update.tensors["head.bias"])
+    return replace(observation, update=replace(observation.update, tensors=tensors))
+
+
+@pytest.mark.parametrize("how", ["absent", "zero"])
+def test_without_the_bias_the_weight_is_read(how, tools, cpu):
+    """Of several examples as `llg` does when it is asked by name."""
+    observation = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(3), [3, 3, 7])
     found, named = (
         RecoverLabels(rule)(given, torch.Generator().manual_seed(0), cpu)
-        for rule, given in (("auto", kept), ("idlg" if len(labels) == 1 else "llg", observation))
+        for rule, given in (("auto", without_bias(observation, how)), ("llg", observation))
     )
-    assert len(found.labels) == len(labels)
+    assert len(found.labels) == 3
     assert torch.equal(found.labels, named.labels)
     assert not found.certificate.certified
+
+
+@pytest.mark.parametrize("how", ["absent", "zero"])
+def test_the_weight_alone_names_the_label_of_one_example(how, tools, rng, cpu):
+    for label in range(10):
+        observation = without_bias(tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(), [label]), how)
+        found = RecoverLabels()(observation, rng, cpu)
+        assert found.labels.tolist() == [label]
+        assert not found.certificate.certified
 
 
 def test_refusals(tools, rng, cpu):
