@@ -209,7 +209,8 @@ def _from_bias(observation: Observation, rule: str, bias_grad: Float[Tensor, "cl
         counts = rules.prior_counts(bias_grad, probs.cpu(), total, smoothing)
         values["rounding"] = float((counts - counts.round()).abs().max())
         labels = rules.bias_prior(bias_grad, probs.cpu(), total, smoothing)
-        return _uncertified(labels, "the batch's mean softmax is taken from auxiliary pictures", values)
+        alike = ", and each local step's examples to weigh alike" if observation.protocol.steps > 1 else ""
+        return _uncertified(labels, f"the batch's mean softmax is taken from auxiliary pictures{alike}", values)
     labels = rules.bias_corrected(bias_grad, total, smoothing, sign_rounding(observation))
     return _uncertified(labels, "the batch's mean softmax is taken to be uniform", values)
 

@@ -129,7 +129,8 @@ def bias_prior(
 ) -> Int[Tensor, "batch"]:
     """`prior_counts` rounded by largest remainder to B labels.
 
-    Exact whenever ‖p̄ - p̂‖∞ < (1 - ε)/(2B), where p̂ is the mean softmax over pictures that need no labels.
+    Exact whenever ‖p̄ - p̂‖∞ < (1 - ε)/(2B), where p̂ is the mean softmax over pictures that need no labels, for one
+    batch, or batches of one size whose steps count alike: else an example weighs by its step's factor over its batch.
     """
     return labels_of(prior_counts(bias_grad, mean_probs, batch_size, label_smoothing), batch_size)
 

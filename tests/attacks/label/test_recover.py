@@ -9,6 +9,7 @@ from torch import Tensor
 import fedsim
 from attacks.label import RecoverLabels
 from defenses import GradientClip, GradientNoise
+from fedsim.effects import Sparsifies
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 from fedsim.public_images import PublicImages
@@ -95,6 +96,28 @@ def test_smaller_and_smoothed_batches_and_deltas(tools, rng, cpu):
         for rule in ("auto", "bias_prior", "bias_corrected"):
             assert RecoverLabels(rule)(observation, rng, cpu).labels.tolist() == labels
         assert RecoverLabels("bias_sign")(observation, rng, cpu).labels.tolist() == [1, 4, 6, 9]
+
+
+def test_several_batches_are_said_to_be_taken_to_weigh_alike(tools, rng, cpu):
+    spec = ModelSpec("vit_nano_patch2_8", 10)
+    for steps, said in ((1, False), (2, True)):
+        seen = tools.observe(spec, tools.detailed(2, 8), [1, 4], lr=0.01, steps=steps)
+        found = RecoverLabels("bias_prior")(replace(seen, auxiliary_probs=torch.full((10,), 0.1)), rng, cpu)
+        assert ("local step's examples to weigh alike" in found.certificate.reason) == said
+
+
+def test_pruned_classes_are_not_named_for_their_weight_decay(tools, rng, cpu):
+    spec = ModelSpec("vit_nano_patch2_8", 10)
+    model = spec.build(0)
+    torch.nn.init.constant_(model.head.bias, 1.0)
+    seen = tools.observe(spec, tools.detailed(2, 8), [1, 4], lr=0.01, model=model)
+    delta = seen.update.tensors["head.bias"] - 0.01 * 0.05 * seen.global_state["head.bias"]
+    delta[[0, 2, 7]] = 0.0
+    update = replace(seen.update, tensors={**seen.update.tensors, "head.bias": delta})
+    protocol = replace(seen.protocol, weight_decay=0.05)
+    pruned = replace(seen, update=update, protocol=protocol, defenses=({"name": "topk"},))
+    pruned = replace(pruned, recorded_effects=(Sparsifies(0.7),))
+    assert RecoverLabels("bias_sign")(pruned, rng, cpu).labels.tolist() == [1, 4]
 
 
 def test_distilled_heads(tools, rng, cpu):
