@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
-from fedsim.effects import Effect, Part, Unpublished, effects_in
+from fedsim.effects import Effect, Part, Sparsifies, Unpublished, effects_in
 from fedsim.errors import ConfigError, NotApplicable, nearest, require
 from fedsim.models import (
     Architecture,
@@ -288,7 +288,7 @@ class Observation:
         if not self.update.tensors:
             by = " and ".join(dict.fromkeys(self.update.withheld.values())) or "the client"
             raise NotApplicable(f"the whole update is withheld by {by}")
-        return self.update.as_gradient(self.protocol, self.global_state)
+        return self.update.as_gradient(self.protocol, self.global_state, self.effect(Sparsifies) is not None)
 
     def gradient_of(self, role: str) -> Tensor:
         """The gradient of the parameter in a role of `ViTRoles`, float64.

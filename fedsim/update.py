@@ -156,12 +156,15 @@ class Update:
     withheld: dict[str, str] = field(default_factory=dict)
     buffers: State = field(default_factory=dict, repr=False)
 
-    def as_gradient(self, protocol: LocalProtocol, global_state: Mapping[str, Tensor]) -> State:
+    def as_gradient(self, protocol: LocalProtocol, global_state: Mapping[str, Tensor], pruned: bool = False) -> State:
         """The mean-loss gradient that this update amounts to, in float64.
 
         Exact for a shared gradient and for one SGD step, as it was clipped; for several steps it is their average
         gradient under the assumption that it did not change. A delta of k steps is -s·gradient, with
-        the s of `LocalProtocol.gradient_scale`; known weight decay is subtracted.
+        the s of `LocalProtocol.gradient_scale`; known weight decay is subtracted, as if nothing had scaled the change.
+
+        Args:
+            pruned: zeros stand for what was cut off: weight decay is no part of them, and they stay zero.
 
         Raises:
             NotApplicable: the local optimiser was adaptive.
@@ -175,7 +178,8 @@ class Update:
                 continue
             start = global_state[name].double()
             delta = tensor.double() - start if self.kind == "weights" else tensor.double()
-            gradient[name] = -delta / scale - protocol.decay_of(name) * start
+            decay = protocol.decay_of(name) * start
+            gradient[name] = -delta / scale - (decay.masked_fill(delta == 0, 0.0) if pruned else decay)
         return gradient
 
 

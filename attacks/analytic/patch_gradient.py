@@ -28,10 +28,10 @@ LOCALISATIONS = ("subtract", "keep")
 class PatchGradient(Attack):
     """Solve ∂L/∂W_p = Gᵀ X, with G the gradient of the position embedding, for the patches X.
 
-    Nothing behind the token matters: any depth, pooling, norm placement or dropout. Exact for one image
-    and at most as many patches as the model is wide. A larger batch gives one mixed picture, never certified. Behind
-    noise of a known size it solves for what stands out of the noise, and public images complete the rest, unless rcond
-    is given.
+    Nothing behind the token matters: any depth, pooling, norm placement or dropout. Exact for one image and fewer
+    patches than the model is wide; as many where no LayerNorm centres the tokens. A larger batch gives one mixed
+    picture, never certified. Behind noise of a known size it solves for what stands out of the noise, and public images
+    complete the rest, unless rcond is given.
 
     Args:
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
@@ -74,7 +74,11 @@ class PatchGradient(Attack):
         rows = self._rows(observation).to(device)
         token_grads = rows[roles.embedded_prefix_tokens :]
         weight_grad = observation.gradient_of("patch_weight").to(device).flatten(1)
-        solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate, self.weigh)
+        if not bool(weight_grad.any()):
+            raise NotApplicable("patch_weight's gradient is zero: it was not trained")
+        clean = observation.update.kind == "gradient" and observation.keeps("equations")
+        eps = observation.eps if clean else None
+        solution = solve_patches(token_grads, weight_grad, self.rcond, self.equilibrate, self.weigh, eps)
         rounded = self._round(observation, token_grads, weight_grad, solution)
         patches = solution.patches if rounded is None else rounded.patches
         if rounded is None and self.rcond is None and is_even(observation):

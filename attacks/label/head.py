@@ -38,6 +38,14 @@ def shared(observation: Observation, part: str) -> Float[Tensor, "..."]:
     return gradient.cpu()
 
 
+def tells(observation: Observation, part: str) -> bool:
+    """Whether the gradient of the head's `weight` or `bias` was shared, and is other than zero."""
+    try:
+        return bool(shared(observation, part).any())
+    except NotApplicable:
+        return False
+
+
 def single_head(observation: Observation) -> tuple[Float[Tensor, "classes features"], Float[Tensor, "classes"]]:
     """Weight and bias of the only linear classifier, on the CPU; a bias of zeros where it has none.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
-from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head
+from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head, tells
 from attacks.label.membership import rlg
 from attacks.label.public_images.counts import from_public_images, likely
 from attacks.label.public_images.gradients import from_public_gradients
@@ -40,8 +40,8 @@ class RecoverLabels(Attack):
     `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain the gradient;
     else, or where none are certified, `class_moments` with public images that the batch is like, then `bias_prior` with
     auxiliary pictures and `bias_corrected` without.
-    Where the bias has no shared gradient the weight is read: `idlg` for one example, `llg` for several. Where that has
-    none either, public images tell: `nearest_public`.
+    Where the bias has no shared gradient, or one of zero, the weight is read: `label_by_weight` for one example, `llg`
+    for several. Where that has none either, public images tell: `nearest_public`.
     Labels alone: no pictures. A clipped gradient's scale is unknown: that misleads the rules that count, and no other
     where labels are hard; smoothed ones it may hide from `bias_sign`.
 
@@ -83,12 +83,11 @@ class RecoverLabels(Attack):
             return self._from_reference(observation, total, rng, device)
         if self.rule == "nearest_public":
             return from_public_gradients(observation, total, device)
-        if self.rule == "auto" and not _is_shared(observation, "bias"):
-            if not _is_shared(observation, "weight") and _has_labelled_images(observation):
+        if self.rule == "auto" and not tells(observation, "bias"):
+            if not tells(observation, "weight") and _has_labelled_images(observation):
                 return from_public_gradients(observation, total, device)
-            if total == 1:
-                return _from_weight(observation, "idlg", total)
-            return RecoverLabels("llg", self.reference)._from_reference(observation, total, rng, device)
+            if total > 1:
+                return RecoverLabels("llg", self.reference)._from_reference(observation, total, rng, device)
         if self.rule == "auto" and total == 1:
             return label_of_one(observation)
         bias_grad = shared(observation, "bias")
@@ -177,15 +176,6 @@ def _from_weight(observation: Observation, rule: str, total: int) -> Reconstruct
     return _uncertified(labels, reason, {})
 
 
-def _is_shared(observation: Observation, part: str) -> bool:
-    """The head's `weight` or `bias`."""
-    try:
-        shared(observation, part)
-    except NotApplicable:
-        return False
-    return True
-
-
 def _has_labelled_images(observation: Observation) -> bool:
     return observation.public_images is not None and observation.public_images.labels is not None
 
@@ -221,7 +211,8 @@ def _from_bias(observation: Observation, rule: str, bias_grad: Float[Tensor, "cl
         counts = rules.prior_counts(bias_grad, probs.cpu(), total, smoothing)
         values["rounding"] = float((counts - counts.round()).abs().max())
         labels = rules.bias_prior(bias_grad, probs.cpu(), total, smoothing)
-        return _uncertified(labels, "the batch's mean softmax is taken from auxiliary pictures", values)
+        alike = ", and each local step's examples to weigh alike" if observation.protocol.steps > 1 else ""
+        return _uncertified(labels, f"the batch's mean softmax is taken from auxiliary pictures{alike}", values)
     labels = rules.bias_corrected(bias_grad, total, smoothing, sign_rounding(observation))
     return _uncertified(labels, "the batch's mean softmax is taken to be uniform", values)
 

@@ -26,7 +26,7 @@ def head_gradient(gradient: Mapping[str, Tensor], names: Sequence[str]) -> Tenso
 
 
 def idlg(weight_grad: Float[Tensor, "classes features"]) -> Int[Tensor, "1"]:
-    """argmin_c Σ_m ∂L/∂W[c, m], for one example (Zhao et al. 2020).
+    """argmin_c Σ_m ∂L/∂W[c, m], for one example: as the code of Zhao et al. 2020 has it.
 
     Right where Σ_m h[m] > 0, as after a ReLU, while p_y < 1 - ε of a label smoothed by ε; unreliable on LayerNorm
     features, whose sign is anybody's.
@@ -129,7 +129,8 @@ def bias_prior(
 ) -> Int[Tensor, "batch"]:
     """`prior_counts` rounded by largest remainder to B labels.
 
-    Exact whenever ‖p̄ - p̂‖∞ < (1 - ε)/(2B), where p̂ is the mean softmax over pictures that need no labels.
+    Exact whenever ‖p̄ - p̂‖∞ < (1 - ε)/(2B), where p̂ is the mean softmax over pictures that need no labels, for one
+    batch, or batches of one size whose steps count alike: else an example weighs by its step's factor over its batch.
     """
     return labels_of(prior_counts(bias_grad, mean_probs, batch_size, label_smoothing), batch_size)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from attacks.label.head import head_is_exact
 from attacks.label.rules import largest_remainder
 from attacks.result import Certificate, Reconstruction
+from fedsim.effects import AddsNoise
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -22,6 +23,8 @@ FEW = 0.05
 """Of clients with labels as those of public images, that as few classes or fewer would rise for."""
 DRAWS = 1000
 """Of labels, that `FEW` is told by."""
+SIGMAS = 4.0
+"""Of noise that a defense publishes, that a class must rise by."""
 
 
 def steps_are_signs(observation: Observation) -> bool:
@@ -33,13 +36,16 @@ def labels_of_signs(observation: Observation, total: int, count: bool = True) ->
     """The classes whose bias rose; with `count` all labels of the update, by `likely_counts`.
 
     Certified where that leaves no choice: with hard labels, as many classes as examples, one mostly. With smoothed
-    labels an absent class may rise too, as p_c - ε/C may be negative.
+    labels an absent class may rise too, as p_c - ε/C may be negative. Behind published noise a class must rise by
+    `SIGMAS` of it; where none does, those that rose at all are a guess.
 
     Raises:
         NotApplicable: no head's bias was shared, or weight decay or a proximal term is part of what Adam divides.
     """
     change, rounding = _change(observation)
-    rose = change > rounding
+    rose = change > rounding + SIGMAS * _noise(observation)
+    if not bool(rose.any()):
+        rose = change > rounding
     number = int(rose.sum())
     if number == 0:
         raise NotApplicable("no class's bias rose: the steps do not tell a label")
@@ -90,13 +96,29 @@ def _shares(observation: Observation, classes: int) -> Float[Tensor, "classes"]:
 
 
 def _doubt(observation: Observation, rose: int, total: int) -> str:
+    if inexact := head_is_exact(observation):
+        return inexact
     if observation.protocol.label_smoothing:
         return "smoothed labels: the bias of a class that was not there may rise too"
     if rose > total:
         return f"{rose} classes rose, more than the {total} examples: something else moved the head"
-    if rose < total:
-        return "the classes that rose were there; how often, and whether others were, is open"
-    return head_is_exact(observation)
+    return "the classes that rose were there; how often, and whether others were, is open" if rose < total else ""
+
+
+def _noise(observation: Observation) -> float:
+    """The standard deviation of what defenses add to each number of the change, as far as they say so."""
+    update, squares = observation.update, 0.0
+    for effect in observation.effects:
+        if not isinstance(effect, AddsNoise) or effect.on != "update":
+            continue
+        size = 1.0
+        if effect.relative:
+            start = observation.global_state
+            changes = [t.double() - (start[n] if update.kind == "weights" else 0.0) for n, t in update.tensors.items()]
+            count = sum(one.numel() for one in changes)
+            size = math.sqrt(sum(float(one.square().sum()) for one in changes) / ((1.0 + effect.std**2) * count))
+        squares += (effect.std * size) ** 2
+    return math.sqrt(squares / observation.summed)
 
 
 def _change(observation: Observation) -> tuple[Float[Tensor, "classes"], Float[Tensor, "classes"]]:

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.head import decays, head_is_exact, shared, sign_rounding, single_head
+from attacks.label.head import decays, head_is_exact, shared, sign_rounding, single_head, tells
 from attacks.label.rules import bias_sign
+from attacks.label.weight_alone import label_by_weight
 from attacks.result import Certificate, Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
@@ -26,14 +27,17 @@ def label_of_one(observation: Observation) -> Reconstruction:
     Every class but the label's has p_c - ε/C in the bias's gradient, so that only the label's can be below -ε/C, after
     any steps that all count positively. It is while p_y < 1 - ε: always with hard labels. From a model that is surer
     than its smoothed labels the bias's gradient could be any class's; the weight's tells (`errors_of_labels`), where it
-    was shared.
+    was shared. Where the bias's was not shared or is zero, the weight's names the label uncertified: `label_by_weight`.
 
     Raises:
-        NotApplicable: no head, no bias, a withheld gradient, labels smoothed away.
+        NotApplicable: no head, withheld gradients, a gradient of zero, labels smoothed away.
     """
     smoothing = observation.protocol.label_smoothing
     if smoothing >= 1.0:
         raise NotApplicable("label_smoothing=1 leaves nothing of the labels in the gradient")
+    if not tells(observation, "bias"):
+        label, doubt = label_by_weight(observation)
+        return _named(label, doubt or "by the sign of one row of the head weight's gradient alone", {})
     bias_grad = shared(observation, "bias")
     below = bias_sign(bias_grad, smoothing, sign_rounding(observation))
     values = {"negatives": float(len(below)), "sum": relative_sum(bias_grad)}
@@ -99,8 +103,13 @@ def _not_finite(observation: Observation) -> str:
 
 
 def single_label(observation: Observation) -> Int[Tensor, "1"] | None:
-    """`label_of_one` for attacks on one picture: its label, certified or not; None where it refuses."""
+    """`label_of_one` for attacks on one picture: its label, certified or not.
+
+    None where it refuses, or where the weight alone leaves the label open.
+    """
     try:
+        if not tells(observation, "bias") and label_by_weight(observation)[1]:
+            return None
         return label_of_one(observation).labels
     except NotApplicable:
         return None

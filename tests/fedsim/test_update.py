@@ -44,6 +44,15 @@ def test_known_weight_decay_is_subtracted(rng):
     torch.testing.assert_close(recovered, gradient, rtol=1e-10, atol=1e-12)
 
 
+def test_where_a_change_was_pruned_no_weight_decay_is_left(rng):
+    start, gradient = torch.randn(2, 7, generator=rng, dtype=torch.float64)
+    protocol = LocalProtocol(batch_size=1, optimizer="sgd", lrs=(0.1,), weight_decay=0.01)
+    delta = (-0.1 * (gradient + 0.01 * start)).index_fill(0, torch.tensor([1, 4]), 0.0)
+    recovered = Update({"w": delta}, "delta", 1).as_gradient(protocol, {"w": start}, pruned=True)["w"]
+    assert recovered[[1, 4]].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(recovered[[0, 2, 3, 5, 6]], gradient[[0, 2, 3, 5, 6]], rtol=1e-10, atol=1e-12)
+
+
 def test_a_shared_gradient_is_itself_in_float64(rng):
     gradient = torch.randn(3, generator=rng)
     assert torch.equal(Update({"w": gradient}, "gradient", 1).as_gradient(LocalProtocol(1), {})["w"], gradient.double())

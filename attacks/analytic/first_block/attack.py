@@ -75,7 +75,7 @@ class FirstBlock(Attack):
         if observation.protocol.steps > 1:
             raise NotApplicable(f"{observation.protocol.steps} local steps: the row spaces are those of one")
         problem = _problem(observation, device)
-        batch = observation.protocol.batch_size
+        batch = observation.num_images
         found = find_solutions(
             problem.system,
             problem.tokens.outputs_of_x,
@@ -151,7 +151,7 @@ class _Problem:
 
 def _problem(observation: Observation, device: torch.device) -> _Problem:
     norm, block = first_norm(observation, device), plain_block(observation, device)
-    batch, width = observation.protocol.batch_size, norm.patch_weight.shape[0]
+    batch, width = observation.num_images, norm.patch_weight.shape[0]
     count = len(norm.known)
     total = batch * (count + norm.prefix_tokens)
     if total >= width:

@@ -17,6 +17,7 @@ from torch import Tensor
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.subspace import Subspace
 from attacks.certificate.linear import MARGIN
+from fedsim.errors import NotApplicable
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,13 @@ class TokenFit:
 def solution_set(
     equations: Float[Tensor, "equations unknowns"], right_hand: Float[Tensor, "tokens equations"], free: int
 ) -> AffineSet:
-    """Minimum-norm solutions, and the `free` weakest directions: more where equations are short."""
+    """Minimum-norm solutions, and the `free` weakest directions: more where equations are short.
+
+    Raises:
+        NotApplicable: there is no equation.
+    """
+    if not len(equations):
+        raise NotApplicable("the tokens and a norm's bias span the whole width: no equation is left")
     left, singular, right = torch.linalg.svd(equations, full_matrices=True)
     used = min(equations.shape[1] - free, len(singular))
     base = ((right_hand @ left[:, :used]) / singular[:used]) @ right[:used]

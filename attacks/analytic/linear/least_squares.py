@@ -42,6 +42,7 @@ def solve_patches(
     rcond: float | None = None,
     equilibrate: bool = True,
     weigh: bool = True,
+    eps: float | None = None,
 ) -> PatchSolution:
     """Solve ∂L/∂W_p = Gᵀ X for the patches X in float64.
 
@@ -55,15 +56,18 @@ def solve_patches(
         weigh: weigh the equations by their noise where the residual says that it is not the same in all. A
             float32 client rounds its sum ∂L/∂W_p[j] = Σ_n G[n, j] p_n by an error in proportion to ‖G[:, j]‖;
             added noise, and the rounding of a weight delta, are the same in every equation.
+        eps: relative rounding of both gradients where nothing else is in them. As many tokens as the model is wide
+            leave cross-validation no equation to judge the last direction by: all are kept if it is above rounding,
+            which behind LayerNorm it is not, since there the rows of G sum to zero.
     """
     G, A = token_grads.double(), patch_weight_grad.double()
     uniform = torch.ones(G.shape[1], dtype=G.dtype, device=G.device)
-    plain = _solve(G, A, uniform, rcond, equilibrate)
+    plain = _solve(G, A, uniform, rcond, equilibrate, eps)
     norms = G.norm(dim=0)
     largest = float(norms.max())
     if not weigh or len(G) >= G.shape[1] or largest == 0.0:
         return plain.solution
-    weighed = _solve(G, A, norms.clamp(min=1e-3 * largest), rcond, equilibrate)
+    weighed = _solve(G, A, norms.clamp(min=1e-3 * largest), rcond, equilibrate, eps)
     likelier = weighed.deviance < plain.deviance and weighed.solution.rank >= plain.solution.rank
     return weighed.solution if likelier else plain.solution
 
@@ -82,6 +86,7 @@ def _solve(
     noise: Float[Tensor, "width"],
     rcond: float | None,
     equilibrate: bool,
+    eps: float | None,
 ) -> _Candidate:
     """Least squares where equation j has noise of standard deviation σ·noise[j], with σ unknown."""
     tokens, width = G.shape
@@ -94,7 +99,10 @@ def _solve(
     energies = coefficients.square().sum(dim=1)
     outside = float((right_hand - left @ coefficients).square().sum())
     usable = int((singular > singular[0] * torch.finfo(torch.float64).eps * max(tokens, width)).sum())
-    if rcond is None:
+    above = eps is not None and bool(singular[-1] > singular[0] * eps * width)
+    if rcond is None and above and tokens == width == usable:
+        rank = usable
+    elif rcond is None:
         rank = _rank_by_cross_validation(energies[:usable], outside + float(energies[usable:].sum()), width)
     else:
         rank = min(usable, int((singular > rcond * singular[0]).sum()))
@@ -123,7 +131,7 @@ def _rank_by_cross_validation(energies: Float[Tensor, "rank"], outside: float, w
     """The rank k that minimises ‖residual_k‖² / (width - k)² (Golub, Heath and Wahba 1979).
 
     A direction is kept when it explains more than its share of the noise; in exact arithmetic that is every
-    direction. With as many directions as equations the last one has no residual to be judged by: it is dropped.
+    direction. With as many directions as equations the last one has no residual to be judged by: it is dropped here.
     """
     if len(energies) == 0:
         return 0

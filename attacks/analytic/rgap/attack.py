@@ -148,7 +148,7 @@ def gradient_mismatch(
     target = torch.tensor([label], device=image.device)
     with torch.enable_grad():
         loss = F.cross_entropy(model(image[None]), target, label_smoothing=label_smoothing)
-        own = torch.autograd.grad(loss, list(shared.values()))
+        own = torch.autograd.grad(loss, list(shared.values()), allow_unused=True, materialize_grads=True)
     pairs = [(mine, gradient[name]) for name, mine in zip(shared, own, strict=True)]
     off = torch.stack([(mine - theirs).square().sum() for mine, theirs in pairs]).sum().sqrt()
     return float(off / torch.stack([theirs.square().sum() for _, theirs in pairs]).sum().sqrt().clamp(min=1e-300))
@@ -170,13 +170,17 @@ def _read(head: Link, gradient: State, label_smoothing: float) -> list[HeadInput
 def _gradients(observation: Observation, links: Sequence[Link], device: torch.device) -> State:
     """The gradient of every tensor that was shared and is finite; the weights of all links must be among them.
 
+    A classifier's bias of gradient zero was not trained: p - y is not zero where the weight's gradient is not.
+
     Raises:
         NotApplicable: one of these was withheld or is not finite, or the classifier's is zero.
     """
     weights = [observation.gradient_named(f"{link.name}.weight") for link in links]
     if not bool(weights[-1].any()):
         raise NotApplicable(f"{links[-1].name}.weight's gradient is zero: the classifier did not learn")
-    return {name: tensor.to(device) for name, tensor in observation.gradient.items() if bool(tensor.isfinite().all())}
+    found = {name: tensor.to(device) for name, tensor in observation.gradient.items() if bool(tensor.isfinite().all())}
+    bias = f"{links[-1].name}.bias"
+    return {name: tensor for name, tensor in found.items() if name != bias or bool(tensor.any())}
 
 
 def _twins(head: Link, gradient: State, found: Sequence[HeadInput]) -> str:

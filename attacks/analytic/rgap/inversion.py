@@ -57,13 +57,13 @@ def read_head(
 ) -> list[HeadInput]:
     """All (p - y, h) with (p - y) hᵀ = ∂L/∂W and p = softmax(W h + b), the most likely first; one example.
 
-    With the bias's gradient p - y is known. Without it ∂L/∂W = σ u vᵀ leaves its scale s: p - y = s·u, h = (σ/s)·v, and
-    the softmax of the logits that follow must agree. Two classes may leave several solutions (the "twins" of the
-    paper), more classes seldom do. The label is where p - y is smallest; with smoothed labels a confident model
-    overshoots its target, and the label is where p - (p - y) is largest.
+    With the bias's gradient p - y is known. Without it, or where it is zero, ∂L/∂W = σ u vᵀ leaves its scale s:
+    p - y = s·u, h = (σ/s)·v, and the softmax of the logits that follow must agree. Two classes may leave several
+    solutions (the "twins" of the paper), more classes seldom do. The label is where p - y is smallest; with smoothed
+    labels a confident model overshoots its target, and the label is where p - (p - y) is largest.
     """
     weight, bias, weight_grad = weight.double(), bias.double(), weight_grad.double()
-    if bias_grad is not None:
+    if bias_grad is not None and bool(bias_grad.any()):
         error = bias_grad.double()
         features = error @ weight_grad / error.square().sum()
         target = (weight @ features + bias).softmax(dim=0) - error

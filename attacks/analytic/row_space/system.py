@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attacks.analytic.row_space.first_norm import FirstNorm
 from attacks.analytic.row_space.subspace import Subspace
+from fedsim.errors import NotApplicable
 
 SPURIOUS = 0.2
 """Share of its squared noise by which a squared singular value must exceed it, for its direction to be reached."""
@@ -56,10 +57,15 @@ def patch_system(
 
     With Q the projection off span{u_t, β}: Q γ∘C(W_p V a_n + b_p + e_n) = 0, linear in a_n. Projecting off β as well
     is what an unknown σ_n for each token (σ_n β stands in the equation) amounts to.
+
+    Raises:
+        NotApplicable: the tokens, and β, span the whole width.
     """
     null = tokens.null.T
     if bool(norm.shift.any()):
         null = _off(null, norm.shift)
+    if not null.shape[1]:
+        raise NotApplicable("the tokens and the first norm's bias span the whole width: no equation is left")
     centred = norm.patch_weight @ span.T
     centred = norm.scale[:, None] * (centred - centred.mean(dim=0, keepdim=True))
     if base is None:

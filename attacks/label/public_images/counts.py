@@ -21,6 +21,8 @@ from fedsim.observation import Observation
 
 MAX_MISFIT = 2.5
 """For `auto`: batches like the public images have 0.2 to 2.5; a model that is sure of nearly all, 10 and more."""
+SIGMAS = 4.0
+"""Of published noise in the bias's gradient, that p̄ >= 0 bounds no count by."""
 LEAST_IMAGES = 8
 """Public images a class, below which its moments tell nothing."""
 
@@ -73,8 +75,12 @@ def from_public_images(
     protocol = observation.protocol
     weight_grad = shared(observation, "weight")
     public = _public(observation, rng, device)
-    least = least_counts(bias_grad, total, protocol.label_smoothing, bias_rounding(observation))
-    added = noise_covariance(public.moments, _noise(observation), total)
+    noise = _noise(observation)
+    slack = bias_rounding(observation) + SIGMAS * noise[1] ** 0.5
+    least = least_counts(bias_grad, total, protocol.label_smoothing, slack)
+    if int(least.sum()) > total:  # something else is in the gradient: its bounds are no batch's
+        least = torch.zeros_like(least)
+    added = noise_covariance(public.moments, noise, total)
     if protocol.steps == 1:
         fit = fit_counts(public.moments, weight_grad, bias_grad, least, total, added)
     else:

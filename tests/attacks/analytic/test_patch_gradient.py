@@ -38,6 +38,33 @@ def test_cross_validation_uses_everything_of_a_clean_gradient(tools, rng, cpu):
         assert torch.equal(chosen.images, everything.images)
 
 
+@pytest.fixture(scope="module")
+def square(tools):
+    """Of a model that is as wide as it has patches, and its picture."""
+    picture = tools.detailed(1, 8)
+    spec = ModelSpec("vit_nano_patch2_8", 10, kwargs={"embed_dim": 16, "norm_layer": "rmsnorm"})
+    return tools.observe(spec, picture, [3]), picture
+
+
+def test_as_many_patches_as_the_model_is_wide(square, tools, rng, cpu):
+    observation, picture = square
+    result = PatchGradient()(observation, rng, cpu)
+    assert tools.psnr(result.images, picture) > 100
+    assert result.certificate.values["rank"] == 16
+    assert not result.certificate.certified
+    behind = replace(observation, defenses=({"name": "any"},))
+    assert PatchGradient()(behind, rng, cpu).certificate.values["rank"] < 16
+
+
+def test_a_patch_projection_that_was_not_trained_is_refused(square, rng, cpu):
+    observation, _ = square
+    tensors = dict(observation.update.tensors)
+    tensors["patch_embed.proj.weight"] = torch.zeros_like(tensors["patch_embed.proj.weight"])
+    frozen = replace(observation, update=replace(observation.update, tensors=tensors))
+    with pytest.raises(NotApplicable, match="patch_weight's gradient is zero"):
+        PatchGradient()(frozen, rng, cpu)
+
+
 def test_photographs_and_the_predicted_error(tools, imagenet_sample, cifar10_sample, rng, cpu):
     pictures = torch.cat(
         [tools.photographs(32), tools.pictures_in(imagenet_sample, 1, 32), tools.pictures_in(cifar10_sample, 2, 32)]
@@ -282,10 +309,10 @@ def test_a_spoilt_test_of_the_solution_certifies_nothing(name, clean, rng, cpu):
     assert all(math.isfinite(number) for number in result.certificate.values.values())
 
 
-def test_no_head_bias_no_label(clean, rng, cpu):
+def test_without_the_head_bias_the_weight_tells_the_label(clean, rng, cpu):
     tensors = {name: t for name, t in clean.update.tensors.items() if name != "head.bias"}
     result = PatchGradient()(replace(clean, update=replace(clean.update, tensors=tensors)), rng, cpu)
-    assert result.labels is None
+    assert torch.equal(result.labels, PatchGradient()(clean, rng, cpu).labels)
     assert result.certificate.certified
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 import fedsim
 from attacks.label import RecoverLabels
 from defenses import GradientClip, GradientNoise
+from fedsim.effects import Sparsifies
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 from fedsim.public_images import PublicImages
@@ -97,6 +98,28 @@ def test_smaller_and_smoothed_batches_and_deltas(tools, rng, cpu):
         assert RecoverLabels("bias_sign")(observation, rng, cpu).labels.tolist() == [1, 4, 6, 9]
 
 
+def test_several_batches_are_said_to_be_taken_to_weigh_alike(tools, rng, cpu):
+    spec = ModelSpec("vit_nano_patch2_8", 10)
+    for steps, said in ((1, False), (2, True)):
+        seen = tools.observe(spec, tools.detailed(2, 8), [1, 4], lr=0.01, steps=steps)
+        found = RecoverLabels("bias_prior")(replace(seen, auxiliary_probs=torch.full((10,), 0.1)), rng, cpu)
+        assert ("local step's examples to weigh alike" in found.certificate.reason) == said
+
+
+def test_pruned_classes_are_not_named_for_their_weight_decay(tools, rng, cpu):
+    spec = ModelSpec("vit_nano_patch2_8", 10)
+    model = spec.build(0)
+    torch.nn.init.constant_(model.head.bias, 1.0)
+    seen = tools.observe(spec, tools.detailed(2, 8), [1, 4], lr=0.01, model=model)
+    delta = seen.update.tensors["head.bias"] - 0.01 * 0.05 * seen.global_state["head.bias"]
+    delta[[0, 2, 7]] = 0.0
+    update = replace(seen.update, tensors={**seen.update.tensors, "head.bias": delta})
+    protocol = replace(seen.protocol, weight_decay=0.05)
+    pruned = replace(seen, update=update, protocol=protocol, defenses=({"name": "topk"},))
+    pruned = replace(pruned, recorded_effects=(Sparsifies(0.7),))
+    assert RecoverLabels("bias_sign")(pruned, rng, cpu).labels.tolist() == [1, 4]
+
+
 def test_distilled_heads(tools, rng, cpu):
     spec = ModelSpec("deit_tiny_distilled_patch16_224", 10, 32, 4, kwargs=SMALL)
     labels = [1, 1, 1, 4, 4, 6, 9, 9]
@@ -127,19 +150,34 @@ def test_unknown_rule_names_the_nearest():
         RecoverLabels("bias_piror")
 
 
-@pytest.mark.parametrize("labels", [[3], [3, 3, 7]])
-def test_without_the_bias_the_weight_is_read(labels, tools, cpu):
-    """What the rules that read the weight say when they are asked by name."""
-    observation = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(len(labels)), labels)
+def without_bias(observation, how):
+    """The same, of a client whose head's bias is not shared, or gets a gradient of zero."""
     tensors = {name: tensor for name, tensor in observation.update.tensors.items() if name != "head.bias"}
-    kept = replace(observation, update=replace(observation.update, tensors=tensors))
+    if how == "zero":
+        tensors["head.bias"] = torch.zeros_like(observation.update.tensors["head.bias"])
+    return replace(observation, update=replace(observation.update, tensors=tensors))
+
+
+@pytest.mark.parametrize("how", ["absent", "zero"])
+def test_without_the_bias_the_weight_is_read(how, tools, cpu):
+    """Of several examples as `llg` does when it is asked by name."""
+    observation = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(3), [3, 3, 7])
     found, named = (
         RecoverLabels(rule)(given, torch.Generator().manual_seed(0), cpu)
-        for rule, given in (("auto", kept), ("idlg" if len(labels) == 1 else "llg", observation))
+        for rule, given in (("auto", without_bias(observation, how)), ("llg", observation))
     )
-    assert len(found.labels) == len(labels)
+    assert len(found.labels) == 3
     assert torch.equal(found.labels, named.labels)
     assert not found.certificate.certified
+
+
+@pytest.mark.parametrize("how", ["absent", "zero"])
+def test_the_weight_alone_names_the_label_of_one_example(how, tools, rng, cpu):
+    for label in range(10):
+        observation = without_bias(tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(), [label]), how)
+        found = RecoverLabels()(observation, rng, cpu)
+        assert found.labels.tolist() == [label]
+        assert not found.certificate.certified
 
 
 def test_refusals(tools, rng, cpu):

@@ -10,6 +10,7 @@ from torch import nn
 import fedsim
 from attacks.label import RecoverLabels
 from attacks.label.signs import labels_of_signs, likely_counts
+from defenses import GradientNoise
 from fedsim.errors import NotApplicable
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.5}
@@ -100,6 +101,23 @@ def test_more_classes_than_examples_are_nobody_s(model):
     tensors = {name: tensor.neg() for name, tensor in seen.update.tensors.items()}
     result = labels_of_signs(replace(seen, update=replace(seen.update, tensors=tensors)), 1)
     assert "9 classes rose, more than the 1 examples" in result.certificate.reason
+
+
+@pytest.mark.parametrize("share", ["delta", "weights"])
+@pytest.mark.parametrize("noise", [GradientNoise(std=3e-4), GradientNoise(relative_norm=0.3)])
+def test_a_rise_that_noise_may_have_made_names_no_class(model, noise, share):
+    for seed in range(10):
+        seen = observed(model, [3, 3, 5, 5], {**ADAMW, "lr": 2e-3}, share=share, seed=seed, defense=noise)
+        labels = RecoverLabels("bias_sign").run(seen, torch.Generator(), torch.device("cpu"))
+        assert set(labels.labels.tolist()) <= {3, 5}
+        assert "a defense ran on the client" in labels.certificate.reason
+
+
+def test_where_all_rose_by_less_than_noise_they_are_a_guess(model):
+    seen = observed(model, [3], defense=GradientNoise(std=1e-3))
+    result = fedsim.attack("labels", seen)
+    assert len(result.labels) == 1
+    assert not result.certified
 
 
 def test_coupled_weight_decay_is_refused(model):

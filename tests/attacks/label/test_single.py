@@ -139,12 +139,13 @@ def test_hard_labels_need_no_weight(observed):
     assert found.certificate.certified
 
 
-def test_a_zero_gradient_certifies_nothing(observed):
+def test_a_zero_gradient_tells_nothing(observed):
     observation = observed(*sure(5))
     zeros = {name: torch.zeros_like(t) for name, t in observation.update.tensors.items()}
-    assert not label_of_one(
-        replace(observation, update=replace(observation.update, tensors=zeros))
-    ).certificate.certified
+    empty = replace(observation, update=replace(observation.update, tensors=zeros))
+    with pytest.raises(NotApplicable, match="gradient of zero"):
+        label_of_one(empty)
+    assert single_label(empty) is None
 
 
 def test_the_head_is_read_against_autograd():

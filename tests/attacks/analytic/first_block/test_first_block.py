@@ -160,6 +160,14 @@ def test_more_tokens_than_width_are_refused(tools: ModuleType, cpu: torch.device
         FirstBlock()(observation, torch.Generator(), cpu)
 
 
+def test_a_client_with_fewer_images_than_a_batch_shares_those(tools: ModuleType, cpu: torch.device) -> None:
+    spec = tools.tiny(img_size=24, patch_size=8, dtype="float64", kwargs={"depth": 2})
+    alone = tools.observe(spec, tools.photographs(24)[:1], [3])
+    few = replace(alone, protocol=replace(alone.protocol, batch_size=64))
+    assert few.num_images == 1
+    assert _problem(few, cpu).values["unknowns"] == _problem(alone, cpu).values["unknowns"]
+
+
 def test_a_withheld_gradient_is_named(pair: Observation, cpu: torch.device) -> None:
     tensors = {name: tensor for name, tensor in pair.update.tensors.items() if name != "blocks.0.mlp.fc2.weight"}
     observation = replace(pair, update=replace(pair.update, tensors=tensors))

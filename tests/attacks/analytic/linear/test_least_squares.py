@@ -55,6 +55,16 @@ def test_cross_validation_drops_what_noise_has_drowned():
     assert (chosen.patches - X).norm() < 0.1 * (everything.patches - X).norm()
 
 
+def test_as_many_tokens_as_the_model_is_wide_are_all_solved_for_where_rounding_alone_is_in_the_way():
+    G, X, A = system(9, 9)
+    solution = solve_patches(G, A, eps=1e-7)
+    assert solution.rank == 9
+    torch.testing.assert_close(solution.patches, X)
+    left, singular, right = torch.linalg.svd(G)
+    G = left @ torch.diag(torch.cat([singular[:8], 1e-9 * singular[:1]])) @ right
+    assert solve_patches(G, G.T @ X, equilibrate=False, eps=1e-7).rank < 9
+
+
 def test_expected_error_is_the_error_that_noise_makes():
     G, X, A = system(16, 64)
     errors, predictions = [], []

@@ -104,6 +104,24 @@ def test_a_bias_that_is_not_read_may_be_missing_or_spoilt(spoilt, picture, tools
     assert found.certificate.certified != spoilt, "what was spoilt does not come out the same again"
 
 
+def test_a_classifiers_bias_that_was_not_trained_is_not_read(picture, tools, cpu):
+    observation = tools.observe(cnn(bias=True), picture, [6])
+    tensors = {**observation.update.tensors, "fc.bias": torch.zeros(10)}
+    found = RGap().run(
+        replace(observation, update=replace(observation.update, tensors=tensors)), torch.Generator().manual_seed(0), cpu
+    )
+    assert found.labels.tolist() == [6]
+    assert tools.psnr(found.images, picture) > 100
+
+
+def test_a_parameter_that_no_output_reads_has_a_gradient_of_zero(picture, tools):
+    observation = tools.observe(replace(cnn(), dtype="float64"), picture, [6])
+    model = observation.build_model()
+    model.register_parameter("unused", torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)))
+    gradient = {**observation.gradient, "unused": torch.zeros(3, dtype=torch.float64)}
+    assert gradient_mismatch(model, gradient, (picture[0] - 0.5) / 0.5, 6) < 1e-12
+
+
 def test_refusals(picture, tools, cpu):
     with pytest.raises(NotApplicable, match=r"ReLU.*no invertible"):
         run(tools.observe(cnn(activation="relu"), picture, [6]), cpu)

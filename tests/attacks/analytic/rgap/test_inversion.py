@@ -105,6 +105,14 @@ def test_the_classifier_is_read(classes, smoothing, with_bias, rng):
             assert true[0] is found[0]
 
 
+def test_a_bias_of_gradient_zero_is_read_as_if_it_had_none(rng):
+    weight, bias = torch.randn(5, 8, generator=rng).double(), torch.randn(5, generator=rng).double()
+    gradient = torch.outer(torch.tensor([0.1, 0.2, -0.5, 0.1, 0.1]), torch.randn(8, generator=rng)).double()
+    zero, absent = (read_head(weight, bias, gradient, given) for given in (torch.zeros(5).double(), None))
+    assert [one.label for one in zero] == [one.label for one in absent]
+    assert all(torch.equal(one.input, other.input) for one, other in zip(zero, absent, strict=True))
+
+
 @pytest.mark.parametrize("apart", [1e-1, 1e-2, 1e-3, 1e-4])
 def test_neighbouring_twins_are_both_read(apart):
     """Two classes: the gradient shows e·h alone; an error e = 1 / (1 + exp m) at margin m has a twin of equal e·m.

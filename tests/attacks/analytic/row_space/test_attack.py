@@ -6,6 +6,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 import fedsim
 from attacks.analytic import RowSpace
+from attacks.analytic.first_block import FirstBlock
 from attacks.analytic.linear.patches import unpatchify
 from attacks.analytic.row_space.attack import batch_subspace, gradient_spaces, make_readers
 from attacks.analytic.row_space.completion import patchify
@@ -152,6 +153,16 @@ def test_refusals(clean, tools, rng, cpu):
     direct = tools.observe(small(tools, variant="april"), tools.detailed(), [3], defenses=WITHHELD)
     with pytest.raises(NotApplicable, match="april"):
         RowSpace()(direct, rng, cpu)
+
+
+def test_a_norms_bias_may_take_the_last_equation(tools, rng, cpu):
+    spec = ModelSpec("vit_nano_patch2_8", 10, dtype="float64", kwargs={"embed_dim": 18, "num_heads": 2})
+    model = spec.build(0)
+    torch.nn.init.normal_(model.blocks[0].norm1.bias)
+    seen = tools.observe(spec, tools.detailed(1, 8), [3], model=model)
+    for attack in (RowSpace(), FirstBlock()):
+        with pytest.raises(NotApplicable, match="no equation is left"):
+            attack(seen, rng, cpu)
 
 
 @pytest.mark.parametrize("settings", [{"later": -1}, {"levels": 0}])
