@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from defenses.compose import load_wrappers
+from experiments.engine.setup import prepare
+from fedsim.data.copies import contents
 from fedsim.errors import ConfigError
+from fedsim.ground_truth import content_of
 from fedsim.storage.observation_files import load_observation
 from tests.experiments.run_files import rows, same_state
 
@@ -219,6 +223,16 @@ def test_labels_are_counted_with_pictures_that_no_client_holds(fedsim):
     attacks = [row for row in rows(folder, "attacks") if row["round"] == 1]
     assert all(row["label_exact"] for row in attacks)
     assert all(len(row["labels"]) == 16 for row in attacks)
+
+
+def test_the_servers_images_are_no_copies_of_those_that_may_be_attacked(fedsim, copies):
+    folder = fedsim("simulation=inline", "attack=[patch_gradient]", *copies)
+    data = prepare(yaml.safe_load((folder / "config.yaml").read_text())).data
+    attacked = {digest for client in range(4) for digest in contents(data.client(client))}
+    assert attacked & set(contents(data.auxiliary))
+    observation = load_observation(next((folder / "observations").glob("round-*")))
+    kept = set(map(content_of, observation.public_images.images()))
+    assert kept == set(contents(data.auxiliary)) - attacked
 
 
 def test_no_attack_can_draw_a_defenses_noise_anew(fedsim):
