@@ -258,8 +258,8 @@ def test_names_from_disk_import_nothing(tmp_path, monkeypatch):
 def test_a_run_that_learns_nothing_is_an_error(command, tmp_path):
     settings = [
         "simulation=inline",
-        "strategy=bulyan",
-        "num_clients=3",
+        "num_clients=1",
+        "+defense.faulty={_target_:tests.experiments.faulty_defense.FailsAtBatch,at:1}",
         "num_rounds=1",
         "client.local_steps=1",
         "attack=[]",
