@@ -95,7 +95,7 @@ def test_a_reply_that_cannot_be_read_is_left_to_the_strategy(caplog):
     assert "no 0.bias in the reply" in caplog.text
 
 
-def test_a_node_keeps_its_number_whoever_else_answers():
+def test_a_node_keeps_its_number_whoever_else_answers(task):
     curious = HonestButCurious(averaging(), make_model(), PROTOCOL, (1, 4, 4), 2)
     arrays = ArrayRecord(make_model().state_dict())
     for server_round, nodes in ((1, (1, 2)), (2, (3, 2))):
@@ -134,7 +134,7 @@ def test_numbers_and_shapes_that_cannot_be_cost_the_observation_alone(settings, 
     assert words in caplog.text
 
 
-def test_an_app_that_sends_low_rank_factors_alone():
+def test_an_app_that_sends_low_rank_factors_alone(task):
     """As apps do whose backbone comes from a hub: neither instructions nor replies hold it."""
     recipe = {"lora": {"rank": 2, "targets": ["3"], "head": False}}
     prepared = finetune_of(recipe).prepare(make_model())
