@@ -96,7 +96,7 @@ def _check_rule(rule: type, config: RunConfig) -> None:
         expected = f"from 1 to {clients - malicious}, the {clients} clients of a round less num_malicious_nodes"
         raise ConfigError("strategy.num_nodes_to_select", selected, expected)
     beta = strategy.get("beta", 0.2)
-    if issubclass(rule, FedTrimmedAvg) and 0 < beta and int(beta * clients) < 1:
+    if issubclass(rule, FedTrimmedAvg) and beta > 0 and int(beta * clients) < 1:
         expected = f"0, or enough to trim one of {clients} clients of a round at each end"
         raise ConfigError("strategy.beta", beta, expected)
 
