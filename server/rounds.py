@@ -99,6 +99,7 @@ class Rounds:
         self.budget = PrivacyBudget(holders)
         self.aggregated = 0
         self.record = RoundRecord()
+        self._asked: list[int] = []
         self._mark = time.perf_counter()
 
     def train(self, server_round: int, start: ArrayRecord, grid: Grid, timeout: float | None = None) -> ArrayRecord:
@@ -125,8 +126,9 @@ class Rounds:
             self._observer.instruct(server_round, config)
         with seeded_globals(self._seed, "sample-train", server_round):
             messages = list(self.strategy.configure_train(server_round, start, config, grid))
+        nodes = sorted(message.metadata.dst_node_id for message in messages)
+        self._asked = [self._client_of(node) for node in nodes]
         if self._worker_sums is not None:
-            nodes = sorted(message.metadata.dst_node_id for message in messages)
             ask_for_sums(messages, self._worker_sums.observed(server_round, nodes), self._worker_sums.size)
         return _in_order(messages)
 
@@ -142,7 +144,8 @@ class Rounds:
         self._note_failures(reply.message for reply in replies)
         replies.sort(key=lambda reply: reply.message.metadata.src_node_id)
         if self._observer is not None and self._observer.wants(server_round):
-            self._observer.observe(from_arrays(start), [reply.sent for reply in replies if reply.sent is not None])
+            sent = [reply.sent for reply in replies if reply.sent is not None]
+            self._observer.observe(from_arrays(start), sent, self._asked)
         answers = [reply.message for reply in replies]
         self.record.metrics["clients"] = sum(not answer.has_error() for answer in answers)
         self.budget.hear(server_round, answers, [reply.refused for reply in replies if reply.refused is not None])
