@@ -97,7 +97,7 @@ def observe(
     settings = _client(
         {
             "share": share,
-            "batch_size": batch_size or len(held),
+            "batch_size": len(held) if batch_size is None else batch_size,
             "local_epochs": local_epochs,
             "local_steps": local_steps,
             "optimizer": dict(optimizer) if optimizer is not None else {"_target_": SGD, "lr": lr},

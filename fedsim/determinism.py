@@ -44,6 +44,11 @@ def seeded_globals(seed: int, *purpose: str | int) -> Iterator[None]:
         yield
 
 
+def seed_again(seed: int, *purpose: str | int) -> None:
+    """As at the beginning of a block of `seeded_globals`, and inside it: others may have drawn since."""
+    _seed_globals(derive_seed(seed, *purpose))
+
+
 @contextlib.contextmanager
 def kept_globals() -> Iterator[None]:
     """Restore the global generators at the end, once for all blocks of `seeded_globals` directly inside.

@@ -6,7 +6,7 @@ from logging import getLogger
 
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvgM, QFedAvg, Strategy
+from flwr.serverapp.strategy import Bulyan, FedAvgM, MultiKrum, QFedAvg, Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 
 from fedsim.wire.contents import array_records, config_records, metric_records
@@ -22,6 +22,13 @@ STEPPING = (FedOpt, FedAvgM, QFedAvg)
 
 Running statistics are no weights: a step that is smaller or larger than their change leaves statistics of no model, and
 a variance below zero. Theirs are the clients' mean.
+"""
+
+COMPARING = (MultiKrum, Bulyan)
+"""Flower's strategies that choose by distances between whole weights, Krum among them.
+
+They take ‖x‖² + ‖y‖² − 2x·y of them in float32, of which rounding leaves noise where weights are much larger than their
+change: they get the change, whose distances are the same.
 """
 
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
@@ -134,9 +141,14 @@ def _of_whole(
         names = {name for reply in answered for name in buffer_names(reply.content)}
         statistics = {name: _mean([reply for reply in whole if not reply.has_error()], name) for name in sorted(names)}
         whole = [reply if reply.has_error() else _without_change(reply, start, names) for reply in whole]
+    compares = isinstance(strategy, COMPARING)
+    if compares:
+        whole = [reply if reply.has_error() else _changes(reply, start) for reply in whole]
     arrays, metrics = strategy.aggregate_train(server_round, whole)
     if arrays is None:
         return None, metrics
+    if compares:
+        arrays = ArrayRecord({n: to_array(from_array(start[n]) + from_array(array)) for n, array in arrays.items()})
     return restore(ArrayRecord({**arrays, **statistics}), start, shared), metrics
 
 
@@ -156,6 +168,16 @@ def _without_change(reply: Message, start: ArrayRecord, names: set[str]) -> Mess
         if not (tensor := from_array(array)).is_floating_point():
             weights[name] = to_array(tensor.double())
     return with_content(reply, RecordDict({**reply.content, ARRAYS: ArrayRecord(weights)}))
+
+
+def _changes(reply: Message, start: ArrayRecord) -> Message:
+    """Whole weights less those of the start."""
+    sent = array_records(reply.content)[ARRAYS]
+    changes: dict[str, Array] = {}
+    for name, array in sent.items():
+        after, before = from_array(array), from_array(start[name])
+        changes[name] = to_array(after - before if after.is_floating_point() else after.double() - before.double())
+    return with_content(reply, RecordDict({**reply.content, ARRAYS: ArrayRecord(changes)}))
 
 
 def _lone(replies: Sequence[Message], sums: Sums | None) -> tuple[set[int], set[int]]:

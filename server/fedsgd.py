@@ -78,13 +78,12 @@ class FedSGD(FedAvg):
         buffers = {name: averaged.pop(name).to(self._state[name].dtype) for name in shared}
         self._step(averaged)
         stepped = {name: parameter.detach() for name, parameter in self._parameters.items()}
-        return to_arrays({**self._state, **buffers, **stepped}), metrics
+        return to_arrays({**self._state, **stepped, **buffers}), metrics
 
     def _step(self, gradient: State) -> None:
-        optimizer = self._optimizer or self._start_optimizer(gradient)
-        unknown = set(gradient) - set(self._parameters)
-        if unknown:
-            raise ConfigError("strategy", "fedsgd", fault=f"clients began to share {sorted(unknown)[0]} in mid-run")
+        optimizer = self._optimizer or self._start_optimizer()
+        if unknown := gradient.keys() - self._parameters.keys():
+            raise ConfigError("strategy", "fedsgd", fault=f"clients share {sorted(unknown)[0]}, which the model lacks")
         for name, parameter in self._parameters.items():
             parameter.data.copy_(self._state[name])
             parameter.grad = gradient[name].to(parameter.dtype) if name in gradient else None
@@ -92,16 +91,23 @@ class FedSGD(FedAvg):
         if self._scheduler is not None:
             self._scheduler.step()
 
-    def _start_optimizer(self, gradient: State) -> torch.optim.Optimizer:
-        names = self._resumed.get("parameters", gradient)
+    def _start_optimizer(self) -> torch.optim.Optimizer:
+        """Of all that clients may ever share: without a gradient a tensor stays as it is."""
+        floating = [name for name, tensor in self._state.items() if tensor.is_floating_point()]
+        names = dict.fromkeys([*self._resumed.get("parameters", ()), *floating])  # earlier versions kept some alone
         self._parameters = {name: torch.nn.Parameter(self._state[name].clone()) for name in names}
-        optimizer, self._scheduler = self._make_optimizer(list(self._parameters.values()))
+        parameters = list(self._parameters.values())
+        optimizer, self._scheduler = self._make_optimizer(parameters)
         if self._resumed:
-            optimizer.load_state_dict(self._resumed["optimizer"])
+            kept, fresh = self._resumed["optimizer"], optimizer.state_dict()
+            groups = [
+                {**group, "params": new["params"]}
+                for group, new in zip(kept["param_groups"], fresh["param_groups"], strict=True)
+            ]
+            optimizer.load_state_dict({"state": {**fresh["state"], **kept["state"]}, "param_groups": groups})
             # torch gives the optimiser's tensors the type of their parameters: as they were, they have the same bits.
-            parameters = list(self._parameters.values())
-            for index, kept in self._resumed["optimizer"]["state"].items():
-                optimizer.state[parameters[index]] = kept
+            for index, state in kept["state"].items():
+                optimizer.state[parameters[index]] = state
             if self._scheduler is not None:
                 self._scheduler.load_state_dict(self._resumed["scheduler"])
             self._resumed = {}

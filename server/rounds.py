@@ -4,13 +4,14 @@ import gc
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedsim.determinism import seeded_globals
+from fedsim.determinism import seed_again, seeded_globals
 from fedsim.simulation.traffic import Traffic
 from fedsim.storage.run_folder import UNCHANGED
 from fedsim.wire.contents import array_records, config_records
@@ -21,6 +22,7 @@ from server.aggregation import aggregate
 from server.curious.federation_replies import FederationReplies
 from server.privacy_budget import PrivacyBudget
 from server.resume.strategy_state import restore_strategy, strategy_state
+from server.sampling import SeededGrid
 from server.screening import Screening
 from server.sums.on_workers import ask_for_sums
 from server.sums.summing import Sums
@@ -99,6 +101,7 @@ class Rounds:
         self.budget = PrivacyBudget(holders)
         self.aggregated = 0
         self.record = RoundRecord()
+        self._asked: list[int] = []
         self._mark = time.perf_counter()
 
     def train(self, server_round: int, start: ArrayRecord, grid: Grid, timeout: float | None = None) -> ArrayRecord:
@@ -123,10 +126,13 @@ class Rounds:
         config = ConfigRecord()
         if self._observer is not None:
             self._observer.instruct(server_round, config)
-        with seeded_globals(self._seed, "sample-train", server_round):
-            messages = list(self.strategy.configure_train(server_round, start, config, grid))
+        drawn = self._seed, "sample-train", server_round
+        with seeded_globals(*drawn):
+            seeded = SeededGrid(grid, partial(seed_again, *drawn))
+            messages = list(self.strategy.configure_train(server_round, start, config, seeded))
+        nodes = sorted(message.metadata.dst_node_id for message in messages)
+        self._asked = [self._client_of(node) for node in nodes]
         if self._worker_sums is not None:
-            nodes = sorted(message.metadata.dst_node_id for message in messages)
             ask_for_sums(messages, self._worker_sums.observed(server_round, nodes), self._worker_sums.size)
         return _in_order(messages)
 
@@ -142,7 +148,8 @@ class Rounds:
         self._note_failures(reply.message for reply in replies)
         replies.sort(key=lambda reply: reply.message.metadata.src_node_id)
         if self._observer is not None and self._observer.wants(server_round):
-            self._observer.observe(from_arrays(start), [reply.sent for reply in replies if reply.sent is not None])
+            sent = [reply.sent for reply in replies if reply.sent is not None]
+            self._observer.observe(from_arrays(start), sent, self._asked)
         answers = [reply.message for reply in replies]
         self.record.metrics["clients"] = sum(not answer.has_error() for answer in answers)
         self.budget.hear(server_round, answers, [reply.refused for reply in replies if reply.refused is not None])
@@ -162,8 +169,10 @@ class Rounds:
     def evaluate(self, server_round: int, arrays: ArrayRecord, grid: Grid, timeout: float | None = None) -> None:
         """Ask clients how good the model is, as the strategy wants it, and keep what they say in the record."""
         self._mark = time.perf_counter()
-        with seeded_globals(self._seed, "sample-evaluate", server_round):
-            messages = list(self.strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid))
+        drawn = self._seed, "sample-evaluate", server_round
+        with seeded_globals(*drawn):
+            seeded = SeededGrid(grid, partial(seed_again, *drawn))
+            messages = list(self.strategy.configure_evaluate(server_round, arrays, ConfigRecord(), seeded))
         self.heard(server_round, grid.send_and_receive(_in_order(messages), timeout=timeout))
 
     def heard(self, server_round: int, replies: Iterable[Message]) -> None:

@@ -166,6 +166,7 @@ def test_an_observation_of_an_own_module_comes_back_from_disk(tmp_path):
             "defense.mjp.ration=0.3: .* Did you mean 'ratio'",
         ),
         ({"local_steps": 2}, "local_steps=2: must be share='delta' or 'weights'"),
+        ({"batch_size": 0}, "batch_size=0: must be a whole number of at least 1"),
         ({"share": "gradients"}, "share=gradients: must be gradient, delta or weights"),
         ({"share": "delta", "lr": -1.0}, "client.optimizer"),
     ],

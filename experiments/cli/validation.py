@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from flwr.serverapp.strategy import Bulyan, FedTrimmedAvg, MultiKrum
 from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 
@@ -17,7 +18,7 @@ from fedsim.settings.components import check_settings
 from fedsim.settings.groups import CREW
 from fedsim.settings.schema import at_least
 from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
-from fedsim.wire.records import ARRAYS, CONFIG
+from fedsim.wire.records import ARRAYS, CONFIG, NUM_EXAMPLES, TRAIN_LOSS
 from server.attack_queue.scheduling import Crew
 from server.sums.summing import FEWEST, Sums
 
@@ -66,6 +67,38 @@ def check_federated(config: RunConfig) -> None:
         raise ConfigError("client.share", share, f"gradient, which is what {name} averages")
     if not gradients and share == "gradient":
         raise ConfigError("client.share", share, f"weights or delta with {name}; strategy=fedsgd takes gradients")
+    _check_weights(strategy)
+    _check_rule(get_class(strategy["_target_"]), config)
+
+
+def _check_weights(strategy: Mapping[str, Any]) -> None:
+    """By what the strategy weights clients: each must report it, where clients evaluate then too."""
+    key, evaluates = strategy.get("weighted_by_key", NUM_EXAMPLES), strategy.get("fraction_evaluate", 0)
+    if key != NUM_EXAMPLES and (key != TRAIN_LOSS or evaluates):
+        or_loss = ", which clients report when they evaluate too" if evaluates else f" or {TRAIN_LOSS}"
+        raise ConfigError("strategy.weighted_by_key", key, f"{NUM_EXAMPLES}{or_loss}")
+
+
+def _check_rule(rule: type, config: RunConfig) -> None:
+    """What a robust rule asks of the clients of a round, of whom there must be one."""
+    strategy = config.strategy
+    at_least(0)("strategy.min_train_nodes", strategy.get("min_train_nodes", 0))
+    clients, malicious = clients_a_round(config), strategy.get("num_malicious_nodes", 0)
+    if clients < 1:
+        expected = f"enough for one of {config.num_clients} clients in each round"
+        raise ConfigError("strategy.fraction_train", strategy.get("fraction_train"), expected)
+    for kind, factor in ((MultiKrum, 2), (Bulyan, 4)):
+        if issubclass(rule, kind) and not 0 <= malicious <= (clients - 3) / factor:
+            expected = f"f of at least 0 with {factor}f + 3 at most {clients}, the clients of a round"
+            raise ConfigError("strategy.num_malicious_nodes", malicious, expected)
+    selected = strategy.get("num_nodes_to_select", 1)
+    if issubclass(rule, MultiKrum) and not 1 <= selected <= clients - malicious:
+        expected = f"from 1 to {clients - malicious}, the {clients} clients of a round less num_malicious_nodes"
+        raise ConfigError("strategy.num_nodes_to_select", selected, expected)
+    beta = strategy.get("beta", 0.2)
+    if issubclass(rule, FedTrimmedAvg) and beta > 0 and int(beta * clients) < 1:
+        expected = f"0, or enough to trim one of {clients} clients of a round at each end"
+        raise ConfigError("strategy.beta", beta, expected)
 
 
 def check_observed(config: RunConfig, sums: Sums | None) -> None:

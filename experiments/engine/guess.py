@@ -29,7 +29,7 @@ def not_attacked(images: ImageSet, shape: tuple[int, int, int], attacked: Collec
     if not copies:
         return images
     logger.warning("%d of the server's own images are copies of attacked ones, and left out", len(copies))
-    return images.subset([position for position in range(len(images)) if position not in copies])
+    return images.subset([position for position in range(read) if position not in copies])
 
 
 def public_mean(held: ImageSet, shape: tuple[int, int, int]) -> Tensor:

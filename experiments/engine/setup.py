@@ -67,7 +67,7 @@ class Setup:
     learned_from: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By name of the attacks that bring a prior along the images that it was trained on (`Attack.learned_from`)."""
     attacked: frozenset[str] = frozenset()
-    """Digests of the images that an audit attacks."""
+    """Digests of the images that may be attacked."""
     own_attacks: Mapping[str, Attack] = field(default_factory=dict)
     """By name those that came as objects, which no settings build; they live in this process alone."""
 
@@ -87,9 +87,11 @@ class Setup:
         """What one would answer without any gradient: the mean of the pictures that no client holds."""
         return public_mean(self.held, self.image_shape)
 
-    def attacking(self, images: ImageSet) -> "Setup":
+    def attacking(self, *attacked: ImageSet) -> "Setup":
         """The same, of a server that has no copy of these images."""
-        return replace(self, attacked=frozenset(readable_contents(images)))
+        if not len(self.data.auxiliary):
+            return self
+        return replace(self, attacked=frozenset(one for images in attacked for one in readable_contents(images)))
 
     def refuse_learned(self, attacked: Iterable[ImageSet]) -> None:
         """Raises ConfigError where the prior of an attack was trained on an image that it would have to find."""

@@ -96,8 +96,11 @@ def run_federated(
     check_strategy(strategy, config.num_clients)
     setup = prepare(config)
     check_observed(config, setup.sums)
-    if grid_of is None:  # SuperNodes have images of their own
-        setup.refuse_learned(map(setup.data.client, _observable(config)))
+    if grid_of is None and config.attack:  # SuperNodes have images of their own
+        observable = [setup.data.client(number) for number in _observable(config)]
+        setup.refuse_learned(observable)
+        say_doing("looking for copies of attacked images among the server's own")
+        setup = setup.attacking(*observable)
     if config.observe.history:
         check_history(config, setup.sums, max(setup.data.partition_sizes()))
     clients = count(clients_a_round(config), "client")
@@ -271,7 +274,7 @@ class _Run:
             worker_sums=config.simulation.worker_sums,
             factory=setup.factory(),
             on_observation=self.queue,
-            auxiliary=setup.data.auxiliary if setup.wants_auxiliary else None,
+            auxiliary=setup.held if setup.wants_auxiliary else None,
             training_mode=config.client.training_mode,
             on_round=on_round,
             gauges=self._backlog,

@@ -125,11 +125,8 @@ class Hub:
 
     def _columns(self, dataset: Dataset, split: str, image: str, label: str, class_names: tuple[str, ...]) -> Dataset:
         """The columns of `Splits`, pictures untouched on disk."""
-        for key, column in (
-            ("image_column", image),
-            ("label_column", label),
-            ("natural_id_column", self.natural_id_column),
-        ):
+        natural_id = self.natural_id_column if split == self.train_split else None  # nobody divides the other one
+        for key, column in (("image_column", image), ("label_column", label), ("natural_id_column", natural_id)):
             if column is not None and column not in dataset.column_names:
                 raise ConfigError(
                     f"data.{key}", column, _one_of(column, dataset.column_names, f"columns of split {split}")
@@ -139,13 +136,16 @@ class Hub:
             raise ConfigError(
                 "data.name", self.name, fault=f"{missing} pictures of split {split} have no label in {label}"
             )
-        if not isinstance(dataset.features[label], ClassLabel):
+        feature = dataset.features[label]
+        numbered = isinstance(feature, ClassLabel)
+        if not numbered or tuple(feature.names) != class_names:  # splits may number their classes differently
+            names = feature.int2str(labels) if numbered else [str(value) for value in labels]
             number = {name: index for index, name in enumerate(class_names)}
-            if unknown := sorted({str(value) for value in labels} - number.keys()):
+            if unknown := sorted(set(names) - number.keys()):
                 raise ConfigError(
                     "data.name", self.name, fault=f"split {split} has labels that training lacks: {unknown[0]}"
                 )
-            labels = [number[str(value)] for value in labels]
+            labels = [number[name] for name in names]
         columns = dataset.select_columns([image])
         if image != "image":
             columns = columns.rename_column(image, "image")
@@ -153,8 +153,8 @@ class Hub:
         columns = columns.add_column(
             "id", [f"{split}/{row:07d}" for row in range(len(labels))], feature=Value("string")
         )
-        if self.natural_id_column is not None:
-            columns = columns.add_column("natural_id", dataset[self.natural_id_column][:])
+        if natural_id is not None:
+            columns = columns.add_column("natural_id", dataset[natural_id][:])
         return columns
 
     @contextlib.contextmanager

@@ -55,7 +55,7 @@ def absolute(config: Mapping[str, Any]) -> dict[str, Any]:
         value = data.get(key)
         if isinstance(value, str) and (key != "name" or Path(value).is_dir()):
             data[key] = str(Path(value).expanduser().absolute())
-    parts = {key: absolute_checkpoints(config[key]) for key in ("model", "attack") if key in config}
+    parts = {key: absolute_checkpoints(config[key]) for key in ("model", "attack", "defense") if key in config}
     return {**config, **parts, "data": data}
 
 

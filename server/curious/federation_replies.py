@@ -56,16 +56,18 @@ class FederationReplies:
     def wants(self, server_round: int) -> bool:
         return self._policy.wants_round(server_round)
 
-    def observe(self, state: State, sent: Iterable[Contribution]) -> None:
+    def observe(self, state: State, sent: Iterable[Contribution], asked: Iterable[int] = ()) -> None:
         """A round's updates.
 
         Args:
             state: the global one that the round began with.
             sent: as it was read; what is observed of it is copied.
+            asked: the round's clients, whose first ones are chosen whether they answer or not; none: those that did.
         """
         clients = {one.client: one for one in sent}
         groups = in_groups(clients, 1 if self._sums is None else self._sums.clients)
-        chosen = self._policy.choose(group[0] for group in groups)
+        asked = () if self._sums is not None else tuple(asked)  # sums are of those that answer
+        chosen = self._policy.choose(asked or (group[0] for group in groups))
         groups = [group for group in groups if group[0] in chosen]
         if not groups:
             return

@@ -39,7 +39,7 @@ class HonestButCurious(Strategy):
 
     Attributes:
         observations: one for each reply that could be read, round by round, in the order of node ids: in that order
-            a round's clients are numbered from 0.
+            nodes are numbered from 0 when they first answer, and each keeps its number.
 
     Raises:
         ConfigError: the model does not read such images, or has another number of outputs.
@@ -64,11 +64,13 @@ class HonestButCurious(Strategy):
         own = own_architecture(model, image_shape, num_classes, mean, std)
         architecture = replace(own, finetune=finetune_of(finetune))
         module = architecture.build()
-        self._resting = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
+        kept = module.state_dict(keep_vars=True)
+        self._resting = {name: tensor.detach().clone() for name, tensor in kept.items() if not tensor.requires_grad}
         self._factory = ObservationFactory(architecture, module, architecture.image_shape, replayer=replayer)
         self._trainable = {name: tensor.shape for name, tensor in module.named_parameters() if tensor.requires_grad}
         self._floating = {name for name, buffer in module.named_buffers() if buffer.is_floating_point()}
         self._arrays = ArrayRecord()
+        self._clients: dict[int, int] = {}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -97,11 +99,13 @@ class HonestButCurious(Strategy):
     def observe(self, server_round: int, arrays: ArrayRecord, replies: list[Message]) -> None:
         state = {**self._resting, **from_arrays(arrays)}  # an app may send what is trained alone
         answered = [reply for reply in replies if not reply.has_error()]
-        for client, reply in enumerate(sorted(answered, key=lambda reply: reply.metadata.src_node_id)):
+        for reply in sorted(answered, key=lambda reply: reply.metadata.src_node_id):
+            node = reply.metadata.src_node_id
+            client = self._clients.setdefault(node, len(self._clients))
             try:
                 update = self._read(reply)
             except (KeyError, OverflowError, StopIteration, TypeError, ValueError) as error:
-                logger.warning("node %s sent what cannot be read: %r", reply.metadata.src_node_id, error)
+                logger.warning("node %s sent what cannot be read: %r", node, error)
                 continue
             self.observations.append(self._factory.make(Shared(update, self._protocol, client, server_round), state))
 

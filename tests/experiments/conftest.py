@@ -47,6 +47,20 @@ def audit(command, tmp_path):
 
 
 @pytest.fixture
+def copies(tmp_path):
+    """Settings of a folder that holds every image twice, so that the server's own are copies of clients' images."""
+    from PIL import Image
+
+    for index in range(20):
+        image = Image.effect_noise((8, 8), 10.0 + 10 * index).convert("RGB")
+        for copy in "ab":
+            path = tmp_path / "copies" / ("cat", "dog")[index % 2] / f"{index}-{copy}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+    return "data=imagefolder", f"data.path={tmp_path / 'copies'}", "data.auxiliary_fraction=0.4"
+
+
+@pytest.fixture
 def write_run(tmp_path):
     """`write_run(name, defense, seed=…)`: config.yaml and a checkpoint of round 3; gives the folder.
 

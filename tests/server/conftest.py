@@ -23,3 +23,12 @@ def same_bits():
         return set(a) == set(b) and all(a[n].dtype == b[n].dtype and a[n].equal(b[n]) for n in a)
 
     return compare
+
+
+@pytest.fixture
+def task(monkeypatch):
+    """Flower's messages are made within a task."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for identity in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, identity, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsim.simulation import InlineGrid
@@ -64,3 +64,40 @@ def test_without_buffers_the_state_keeps_its_own(aggregate):
     found = aggregate(update(1.0, None, 3), update(5.0, None, 1))
     assert found["bn.running_mean"].equal(STATE["bn.running_mean"])
     assert found["bn.weight"].tolist() == [0.0, 0.0]
+
+
+def steps(strategy, state, *gradients):
+    """The state after a round of one client with each of the gradients."""
+    for gradient in gradients:
+        content = to_reply(Contribution(Update(gradient, "gradient", 1), LocalProtocol(1)))
+        sent = Message(RecordDict(), dst_node_id=1, message_type="train")
+        strategy._state = state
+        state = from_arrays(strategy.aggregate_train(1, [Message(content, reply_to=sent)])[0])
+    return state
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_a_tensor_may_be_shared_first_in_a_later_round(name, task):
+    one, both = {"bn.weight": torch.ones(2)}, {"bn.weight": torch.ones(2), "frozen": torch.ones(2)}
+    optimizer = {"_target_": f"torch.optim.{name}", "lr": 0.5}
+    found = steps(FedSGD(optimizer, fraction_evaluate=0.0), STATE, one, both)
+    assert torch.allclose(found["frozen"], torch.full((2,), 6.5))
+    assert found["bn.running_mean"].equal(STATE["bn.running_mean"])
+
+
+def test_a_resume_point_of_a_version_that_knew_the_first_rounds_tensors_alone(task):
+    one, both = {"bn.weight": torch.ones(2)}, {"bn.weight": torch.ones(2), "frozen": torch.ones(2)}
+    scheduler = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 1}
+    settings = {"_target_": "torch.optim.Adagrad", "lr": 0.5}, scheduler
+    whole, first = (FedSGD(*settings, fraction_evaluate=0.0) for _ in range(2))
+    state = steps(first, STATE, one)
+    kept = first.state_dict()
+    kept["parameters"] = ["bn.weight"]
+    kept["optimizer"] = {
+        "state": {0: kept["optimizer"]["state"][0]},
+        "param_groups": [{**kept["optimizer"]["param_groups"][0], "params": [0]}],
+    }
+    resumed = FedSGD(*settings, fraction_evaluate=0.0)
+    resumed.load_state_dict(kept)
+    found, expected = steps(resumed, state, both), steps(whole, STATE, one, both)
+    assert all(found[name].equal(expected[name]) for name in STATE)

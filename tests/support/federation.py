@@ -16,7 +16,7 @@ from experiments.cli.validation import takes_gradients
 from experiments.engine.setup import Setup
 from fedsim.determinism import seeded_globals
 from fedsim.settings.groups import ObserveSettings
-from fedsim.simulation import InlineGrid
+from fedsim.simulation import InlineGrid, partition_of
 from fedsim.wire.records import to_arrays
 from server.curious.federation_replies import FederationReplies
 from server.rounds import Rounds
@@ -57,7 +57,8 @@ class Federation:
 
     def rounds(self, strategy=None, **settings):
         """Around the configured strategy, or around this one."""
-        settings = {"whole_weights": not takes_gradients(self.config["strategy"]), **settings}
+        usual = {"whole_weights": not takes_gradients(self.config["strategy"]), "client_of": partition_of}
+        settings = {**usual, **settings}
         return Rounds(self.strategy() if strategy is None else strategy, **settings)
 
     def observed(self, seen, policy=None, *, strategy=None, sums=None, **settings):

@@ -26,7 +26,8 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         key: where the settings stand in the configuration, for the error.
 
     Raises:
-        ConfigError: torch has no such class, or refuses the settings, or they climb the loss.
+        ConfigError: torch has no such class, or refuses the settings, or they climb the loss, or take no step from
+            gradients alone.
     """
 
     try:
@@ -42,6 +43,7 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         raise ConfigError(f"{key}.optimizer", optimizer, f"settings that torch takes ({error})") from error
     if not isinstance(trial[0], torch.optim.Optimizer):
         raise ConfigError(f"{key}.optimizer._target_", optimizer.get("_target_"), "a torch optimiser")
+    _take_step(key, *trial, {"optimizer": optimizer, "scheduler": scheduler or {}})
     if any(group.get("maximize", False) for group in trial[0].param_groups):
         raise ConfigError(f"{key}.optimizer.maximize", True, "false: the loss is minimised, and attacks read it so")
     if scheduler is not None and key == "client":
@@ -60,6 +62,25 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         return made, None if scheduler_of is None else copy.deepcopy(scheduler_of)(made)
 
     return make
+
+
+def _take_step(
+    key: str, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, settings: dict[str, dict[str, Any]]
+) -> None:
+    """As a client does: some ask for more than gradients and a count of steps."""
+    if optimizer.defaults.get("capturable"):  # on a GPU alone
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    part, wanted = "optimizer", "one that steps from dense gradients alone, without a closure"
+    try:
+        optimizer.step()
+        if scheduler is not None:
+            part, wanted = "scheduler", "one that steps without a measure of how training goes"
+            scheduler.step()
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"{key}.{part}._target_", settings[part].get("_target_"), f"{wanted} ({error})") from error
 
 
 def _plain(call: partial[Any]) -> partial[Any]:

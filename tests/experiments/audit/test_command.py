@@ -41,18 +41,6 @@ def test_one_row_for_each_picture_and_attack(audit):
     assert all(line["label_recovered"] and not line["psnr"] for line in by_attack["labels"])
 
 
-@pytest.fixture
-def copies(tmp_path):
-    """Settings of a folder that holds every image twice, so that the server's own are copies of clients' images."""
-    for index in range(20):
-        image = Image.effect_noise((8, 8), 10.0 + 10 * index).convert("RGB")
-        for copy in "ab":
-            path = tmp_path / "copies" / ("cat", "dog")[index % 2] / f"{index}-{copy}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image.save(path)
-    return "data=imagefolder", f"data.path={tmp_path / 'copies'}", "data.auxiliary_fraction=0.4"
-
-
 def test_no_worker_holds_copies_of_attacked_images(copies):
     setup = prepare(settings_of("audit", *SMALL, *copies))
     setup = setup.attacking(setup.data.train)

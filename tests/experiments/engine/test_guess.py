@@ -52,6 +52,13 @@ def test_copies_of_attacked_pictures_are_none_of_the_servers(caplog):
     assert "2 of the server's own images are copies of attacked ones" in caplog.text
 
 
+def test_what_moves_up_for_a_copy_was_looked_at_too(monkeypatch):
+    monkeypatch.setattr("experiments.engine.guess.MOST_IMAGES", 2)
+    monkeypatch.setattr("experiments.engine.guess.most_of", lambda shape: 2)
+    held = Held(0.4, 0.2, 0.4, 0.6)
+    assert not_attacked(held, (3, 4, 4), set(contents(Held(0.4)))).levels == (0.2,)
+
+
 def test_it_is_written_with_each_result_and_held_against_the_private_picture(tmp_path):
     asked = []
 

@@ -1,6 +1,5 @@
 """Whole runs of the two apps in this process: the bits of a simulation, and pictures only from who gives them."""
 
-import inspect
 import queue
 import threading
 
@@ -15,7 +14,6 @@ from PIL import Image
 
 from experiments.flower.app import client_app, server_app
 from fedsim.errors import RunError
-from fedsim.simulation import SimulatedGrid
 from tests.experiments.flower.scrambled_grid import ScrambledGrid
 from tests.experiments.run_files import rows, same_state
 
@@ -63,9 +61,7 @@ def deployed(tmp_path):
     ],
     ids=["fedsgd", "fedavg of half of the clients"],
 )
-def test_random_node_ids_change_no_bit(deployed, fedsim, settings, monkeypatch):
-    # The tests' type checker draws from the generator that Flower samples with, where it checks a simulated Grid.
-    monkeypatch.setattr(SimulatedGrid, "get_node_ids", inspect.unwrap(SimulatedGrid.get_node_ids))
+def test_random_node_ids_change_no_bit(deployed, fedsim, settings):
     real = deployed(*settings, "simulation.worker_sums=0")
     simulated = fedsim("simulation=inline", *SMALL, *settings, "simulation.worker_sums=0", "audit=false")
     assert (real / "metrics.jsonl").read_bytes() == (simulated / "metrics.jsonl").read_bytes()

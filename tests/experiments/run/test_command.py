@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from defenses.compose import load_wrappers
+from experiments.engine.setup import prepare
+from fedsim.data.copies import contents
 from fedsim.errors import ConfigError
+from fedsim.ground_truth import content_of
 from fedsim.storage.observation_files import load_observation
 from tests.experiments.run_files import rows, same_state
 
@@ -221,6 +225,16 @@ def test_labels_are_counted_with_pictures_that_no_client_holds(fedsim):
     assert all(len(row["labels"]) == 16 for row in attacks)
 
 
+def test_the_servers_images_are_no_copies_of_those_that_may_be_attacked(fedsim, copies):
+    folder = fedsim("simulation=inline", "attack=[patch_gradient]", *copies)
+    data = prepare(yaml.safe_load((folder / "config.yaml").read_text())).data
+    attacked = {digest for client in range(4) for digest in contents(data.client(client))}
+    assert attacked & set(contents(data.auxiliary))
+    observation = load_observation(next((folder / "observations").glob("round-*")))
+    kept = set(map(content_of, observation.public_images.images()))
+    assert kept == set(contents(data.auxiliary)) - attacked
+
+
 def test_no_attack_can_draw_a_defenses_noise_anew(fedsim):
     thief = "+attack.thief={_target_:tests.server.faulty_attacks.SeedThief}"
     noise = ["defense=[gradient_noise]", "defense.gradient_noise.std=0.01", "defense.gradient_noise.relative_norm=null"]
@@ -244,8 +258,8 @@ def test_names_from_disk_import_nothing(tmp_path, monkeypatch):
 def test_a_run_that_learns_nothing_is_an_error(command, tmp_path):
     settings = [
         "simulation=inline",
-        "strategy=bulyan",
-        "num_clients=3",
+        "num_clients=1",
+        "+defense.faulty={_target_:tests.experiments.faulty_defense.FailsAtBatch,at:1}",
         "num_rounds=1",
         "client.local_steps=1",
         "attack=[]",

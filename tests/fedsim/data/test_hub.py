@@ -94,6 +94,32 @@ def test_numbers_become_classes_in_numerical_order(write_parquet):
     assert splits.test["label"][:] == [0]
 
 
+def split(labels, names, **columns):
+    pictures = [PIL.Image.new("RGB", (8, 8))] * len(labels)
+    features = Features({"img": Image(), "label": ClassLabel(names=names), **dict.fromkeys(columns, Value("string"))})
+    return Dataset.from_dict({"img": pictures, "label": labels, **columns}, features=features)
+
+
+def test_classes_that_the_test_split_numbers_differently_keep_their_names(tmp_path):
+    train = split(TWENTY, ["owl", "rat"])
+    folder = str(tmp_path / "saved")
+    datasets.DatasetDict(train=train, test=split([0, 0, 1], ["rat", "owl"])).save_to_disk(folder)
+    splits = Hub(folder).load()
+    assert splits.class_names == ("owl", "rat")
+    assert sorted(splits.test["label"][:]) == [0, 1, 1]
+    folder = str(tmp_path / "other")
+    datasets.DatasetDict(train=train, test=split([0, 1], ["rat", "cow"])).save_to_disk(folder)
+    assert "split test has labels that training lacks: cow" in str(refusal(folder))
+
+
+def test_natural_ids_are_asked_of_the_clients_images_alone(tmp_path):
+    train = split(TWENTY, ["owl", "rat"], writer=["a", "b"] * 10)
+    datasets.DatasetDict(train=train, test=split([0, 1], ["owl", "rat"])).save_to_disk(str(tmp_path / "saved"))
+    splits = Hub(str(tmp_path / "saved"), natural_id_column="writer").load()
+    assert set(splits.train["natural_id"][:]) == {"a", "b"}
+    assert len(splits.test) == 2
+
+
 def test_natural_ids_are_kept(write_parquet):
     from flwr_datasets.partitioner import NaturalIdPartitioner
 

@@ -28,3 +28,10 @@ def test_who_is_told_how_data_are_divided_asks_no_partitioner(monkeypatch):
     assert [there.client(number).ids for number in range(there.num_partitions)] == [
         here.client(number).ids for number in range(here.num_partitions)
     ]
+
+
+def test_the_rate_that_qfedavg_goes_by_is_that_of_its_clients():
+    config = settings("config", "strategy=qfedavg", "client.optimizer.lr=0.03")
+    assert config["strategy"]["client_learning_rate"] == 0.03
+    stated = settings("config", "strategy=qfedavg", "strategy.client_learning_rate=0.5")
+    assert stated["strategy"]["client_learning_rate"] == 0.5

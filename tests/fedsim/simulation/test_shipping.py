@@ -90,12 +90,14 @@ def test_checkpoints_are_absolute_wherever_they_stand(tmp_path, monkeypatch):
             "many": {"priors": [{"network": {"checkpoint": "a.safetensors"}}, 1.0]},
             "other": {"checkpoint": "a name that some hub knows", "path": "a.safetensors"},
         },
+        "defense": {"leakage_gate": {"attack": {"generator": {"checkpoint": "a.safetensors"}}}},
     }
     sent = absolute(config)
     assert sent["model"] == {"name": "vit_nano", "checkpoint": there}
     assert sent["attack"]["gias"] == {"generator": {"checkpoint": there}, "steps": 3}
     assert sent["attack"]["many"] == {"priors": [{"network": {"checkpoint": there}}, 1.0]}
     assert sent["attack"]["other"] == config["attack"]["other"]
+    assert sent["defense"] == {"leakage_gate": {"attack": {"generator": {"checkpoint": there}}}}
     assert config["model"]["checkpoint"] == "a.safetensors"
 
 

@@ -95,6 +95,16 @@ def test_a_reply_that_cannot_be_read_is_left_to_the_strategy(caplog):
     assert "no 0.bias in the reply" in caplog.text
 
 
+def test_a_node_keeps_its_number_whoever_else_answers(task):
+    curious = HonestButCurious(averaging(), make_model(), PROTOCOL, (1, 4, 4), 2)
+    arrays = ArrayRecord(make_model().state_dict())
+    for server_round, nodes in ((1, (1, 2)), (2, (3, 2))):
+        sent = [Message(RecordDict(), dst_node_id=node, message_type="train") for node in nodes]
+        content = {"arrays": arrays, "metrics": MetricRecord({"num-examples": 2})}
+        curious.observe(server_round, arrays, [Message(RecordDict(content), reply_to=one) for one in sent])
+    assert [(one.server_round, one.client) for one in curious.observations] == [(1, 0), (1, 1), (2, 1), (2, 2)]
+
+
 class Taking(FedAvg):
     """Takes whatever comes, and gives the model back as it was sent."""
 
@@ -124,13 +134,12 @@ def test_numbers_and_shapes_that_cannot_be_cost_the_observation_alone(settings, 
     assert words in caplog.text
 
 
-def test_an_app_that_sends_low_rank_factors_alone():
+def test_an_app_that_sends_low_rank_factors_alone(task):
     """As apps do whose backbone comes from a hub: neither instructions nor replies hold it."""
     recipe = {"lora": {"rank": 2, "targets": ["3"], "head": False}}
     prepared = finetune_of(recipe).prepare(make_model())
     factors = [name for name, parameter in prepared.named_parameters() if parameter.requires_grad]
-    buffers = dict(prepared.named_buffers())
-    arrays = to_arrays({name: prepared.state_dict()[name] + 0.5 for name in factors} | buffers)
+    arrays = to_arrays({name: prepared.state_dict()[name] + 0.5 for name in factors})
     curious = HonestButCurious(averaging(), make_model(), PROTOCOL, (1, 4, 4), 2, finetune=recipe)
     sent = Message(RecordDict({"arrays": arrays}), dst_node_id=1, message_type="train")
     content = {"arrays": to_arrays(from_arrays(arrays)), "metrics": MetricRecord({"num-examples": 2})}
@@ -140,4 +149,4 @@ def test_an_app_that_sends_low_rank_factors_alone():
     assert not any(seen.gradient[name].any() for name in factors)
     built = seen.build_model().state_dict()
     assert torch.equal(built["3.lora_B"], prepared.state_dict()["3.lora_B"] + 0.5)
-    assert torch.equal(built["0.weight"], make_model().state_dict()["0.weight"])
+    assert all(torch.equal(built[name], make_model().state_dict()[name]) for name in ("0.weight", "1.running_var"))

@@ -65,6 +65,30 @@ def test_neither_who_is_observed_nor_the_observer_changes_a_bit(federate, same_b
         assert all(left.update.tensors[n].equal(t) for n, t in right.update.tensors.items())
 
 
+class Fails(ClientApp):
+    """At client 0."""
+
+    def __init__(self, app):
+        super().__init__()
+        self.app = app
+
+    def __call__(self, message, context):
+        if context.node_config["partition-id"] == 0:
+            raise RuntimeError("broken")
+        return self.app(message, context)
+
+
+@pytest.mark.parametrize("worker_sums", [None, sums(3, {0, 1})])
+def test_who_is_observed_is_chosen_among_those_that_are_asked(federate, worker_sums):
+    federation, seen = federate("strategy=fedavg", *MLP, *FEW), []
+    grid = federation.grid()
+    make_app = grid._make_client_app
+    grid._make_client_app = lambda: Fails(make_app())
+    federation.grid = lambda: grid
+    federation.start(federation.observed(seen, observing(clients=2), worker_sums=worker_sums), num_rounds=1)
+    assert [observation.client for observation, _ in seen] == [1]
+
+
 def test_only_observed_updates_travel(federate):
     federation = federate("strategy=fedavg", "num_clients=7", *MLP, *FEW)
     rounds, grid, contents = federation.rounds(worker_sums=sums(3, {4})), federation.grid(), []

@@ -23,6 +23,23 @@ def test_an_optimizer_that_climbs_is_refused(key, name):
         assert scheduler is None
 
 
+@pytest.mark.parametrize("key", ["client", "strategy"])
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "said"),
+    [
+        ("LBFGS", None, "one that steps from dense gradients alone, without a closure"),
+        ("SparseAdam", None, "one that steps from dense gradients alone"),
+        ("SGD", "ReduceLROnPlateau", "one that steps without a measure of how training goes"),
+    ],
+)
+def test_what_takes_no_step_from_gradients_alone_is_refused(key, optimizer, scheduler, said):
+    settings = {"_target_": f"torch.optim.{optimizer}", "lr": 0.1}
+    plan = scheduler and {"_target_": f"torch.optim.lr_scheduler.{scheduler}"}
+    refused = f"{key}.scheduler._target_=.*{scheduler}" if scheduler else f"{key}.optimizer._target_=.*{optimizer}"
+    with pytest.raises(ConfigError, match=f"^{refused}: must be {said}"):
+        optimizer_factory(key, settings, plan)
+
+
 @pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
 def test_an_optimiser_that_torch_has_not_is_refused_whether_it_is_used_or_not(share):
     client = config_of(settings("audit", "client.optimizer._target_=torch.optim.Adan")).client
