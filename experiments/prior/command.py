@@ -159,7 +159,8 @@ def use(kind: str, result: Path, batch_size: int, choices: Mapping[str, str | No
         overrides: of the call that trained it.
     """
     words = [f"{group}={choices[group]}" for group in ("data", "model")]
-    same = ("data.", "model.", "seed=") if kind == "generator" else ("data.", "model.", "seed=", "defense", "client.")
+    same: tuple[str, ...] = ("data.", "model.", "seed=")
+    same += ("defense", "client.", "finetune") if kind == "lti" else ()
     words += [word for word in overrides if word.lstrip("+~").startswith(same) and "batch_size=" not in word]
     attack, setting = ("gias", "generator.checkpoint") if kind == "generator" else ("lti", "checkpoint")
     words += [f"audit.batch_size={batch_size}"] if kind == "lti" else []
