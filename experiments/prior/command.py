@@ -94,7 +94,9 @@ def _train(
         model = train_generator(
             images, settings, config.seed, side, setup.data.num_classes, folder.checkpoints, progress, device
         )
-        save_generator(model.generator, folder.root / NAMES["generator"], set(contents(images.train)))
+        save_generator(
+            model.generator, folder.root / NAMES["generator"], set(contents(images.train)), setup.data.class_names
+        )
         other = images.excluded.images(range(len(images.excluded)))
         made = [rebuilt(model, part, device) if len(part) else other for part in (images.validation, images.excluded)]
         samples = drawn(model.generator, 2 * SHOWN, config.seed)

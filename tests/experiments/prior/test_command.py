@@ -41,6 +41,7 @@ def test_a_generator_of_all_classes_but_some(command, tmp_path):
     generator = load_generator(root / "generator.safetensors")
     assert generator.trained_on.nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 7, 9]
     assert generator(torch.zeros(1, 8)).shape == (1, 3, 8, 8)
+    assert generator.class_names == tuple("0123456789")
     summary = json.loads((root / "summary.json").read_text())
     assert summary["classes"] == 8
     assert summary["excluded_pictures"] == 8
@@ -85,6 +86,20 @@ def test_a_generator_of_another_size_is_refused_before_anything_runs(tmp_path):
     save_generator(ConvGenerator(8, 16, (8,)), path)
     given = ["data=digits", "model=vit_nano", "attack=[gias]", f"attack.gias.generator.checkpoint={path}"]
     with pytest.raises(ConfigError, match=r"^attack\.gias\.generator\.checkpoint=.*3×8×8.*3×16×16"):
+        prepare(settings("audit", *given))
+
+
+def test_a_generator_that_numbers_the_classes_otherwise_is_refused(tmp_path):
+    path = tmp_path / "g.safetensors"
+    for index in range(8):
+        image = tmp_path / "data" / ("cat", "dog")[index % 2] / f"{index}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (index, 9, 9)).save(image)
+    save_generator(ConvGenerator(8, 8, (8,), num_classes=2), path, class_names=("dog", "cat"))
+    given = ["data=imagefolder", f"data.path={tmp_path / 'data'}", "data.test_fraction=0", "data.auxiliary_fraction=0"]
+    given += ["model=vit_nano", "attack=[gias]", f"attack.gias.generator.checkpoint={path}"]
+    line = r"^attack=gias: its generator's class 0 is dog, that of the data cat: give .*\.conditional=false$"
+    with pytest.raises(ConfigError, match=line):
         prepare(settings("audit", *given))
 
 
