@@ -82,6 +82,14 @@ class Attack(ABC):
     _polishing: bool = False
     """`then` is at work, or was when it raised."""
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the classes that it asks a generator for, by number, as far as they are known.
+
+        An audit or a run of data whose classes have other names is refused.
+        """
+        return ()
+
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Rebuild what can be rebuilt.

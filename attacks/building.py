@@ -1,6 +1,6 @@
 """Attacks from their settings: what a run names is built, or refused in a line, before anything starts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacks.base import Attack
@@ -67,3 +67,18 @@ def check_fit(name: str, attack: Attack, image_shape: tuple[int, ...]) -> None:
         attack.check_image_shape(image_shape)
     except ConfigError as error:
         raise error.under(f"attack.{name}.{error.key}") from error
+
+
+def check_classes(name: str, attack: Attack, class_names: Sequence[str]) -> None:
+    """Refuse an attack that would ask its generator for other classes than those of the data.
+
+    Args:
+        class_names: of the data; one that is its own number tells nothing.
+
+    Raises:
+        ConfigError: naming the first class that differs.
+    """
+    for number, (theirs, ours) in enumerate(zip(attack.class_names, class_names, strict=False)):
+        if theirs != ours != str(number):
+            fault = f"its generator's class {number} is {theirs}, that of the data {ours}: give the data settings of"
+            raise ConfigError("attack", name, fault=f"{fault} its fedsim-prior, or attack.{name}.conditional=false")

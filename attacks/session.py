@@ -191,7 +191,8 @@ def fingerprint(
         ]
         for o in observations
     ]
-    run = [fedsim.__version__, torch.__version__, dict(settings), _contents(settings), seed, device.type, described]
+    files = checkpoint_digests(settings)
+    run = [fedsim.__version__, torch.__version__, dict(settings), files, seed, device.type, described]
     digest.update(json.dumps(run, sort_keys=True, default=repr).encode())
     for observation in observations:
         tensors = dict(observation.update.tensors)
@@ -207,17 +208,17 @@ def fingerprint(
     return digest.hexdigest()
 
 
-def _contents(settings: object) -> list[str]:
-    """Digests of the checkpoints, at any depth, in the order of the settings."""
+def checkpoint_digests(settings: object) -> list[str]:
+    """Of the files that settings named `checkpoint` name, at any depth, in the order of the settings."""
     if isinstance(settings, Mapping):
-        result = [content for key in sorted(settings, key=str) for content in _contents(settings[key])]
+        result = [content for key in sorted(settings, key=str) for content in checkpoint_digests(settings[key])]
         path = settings.get("checkpoint")
         if isinstance(path, str) and (file := Path(path).expanduser()).is_file():
             with file.open("rb") as opened:
                 result.append(hashlib.file_digest(opened, "blake2b").hexdigest())
         return result
     if isinstance(settings, Sequence) and not isinstance(settings, str):
-        return [content for setting in settings for content in _contents(setting)]
+        return [content for setting in settings for content in checkpoint_digests(setting)]
     return []
 
 

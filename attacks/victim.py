@@ -82,9 +82,7 @@ def make_victim(
     model = observation.build_model().to(device)
     set_fused_attention(model, fused_attention)
     leave_out_drops(model)
-    for module in model.modules():
-        if (without_noise := getattr(module, "without_noise", None)) is not None:
-            without_noise()
+    leave_out_noise(model)
     if observation.protocol.training_mode:
         replace_all_batch_norm_modules_(model)
     params = {n: p.detach() for n, p in model.named_parameters() if n in shared and p.requires_grad}
@@ -100,6 +98,13 @@ def make_victim(
     if masked is None or effect is None or observation.roles.pos_embed is None:
         return victim
     return replace(victim, masked=masked.to(device), embeddings=(observation.roles.pos_embed, effect.embedding))
+
+
+def leave_out_noise(model: nn.Module) -> None:
+    """Of a defense's modules: an attacker does not know what was drawn."""
+    for module in model.modules():
+        if (without_noise := getattr(module, "without_noise", None)) is not None:
+            without_noise()
 
 
 def set_fused_attention(model: nn.Module, on: bool) -> None:

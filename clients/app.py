@@ -109,7 +109,7 @@ class ClientRuntime:
         if self._given is not None:
             return replace(self._given, wrappers=(defenses,))
         spec = build_spec(self.config.model, self.data)
-        return Architecture(spec, (defenses,), architecture_seed(self.seed), self._finetune)
+        return Architecture(spec, (defenses,), architecture_seed(self.config.seed), self._finetune)
 
     @cached_property
     def _local(self) -> LocalModel:

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError, NotApplicable
-from fedsim.models.generator import load_generator
+from fedsim.models.generator import load_generator, note_training
 
 WRAPPERS = ("generator", "g_ema", "model", "state_dict")
 """Keys under which checkpoints keep the state dict."""
@@ -55,6 +55,12 @@ class Generator:
         self.num_classes = int(getattr(module, "num_classes", 0))
         found: Any = module if isinstance(module, nn.Sequential) else getattr(module, "stages", ())
         self.stages: tuple[nn.Module, ...] = tuple(found)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of its classes by number, where its file has them."""
+        found: tuple[str, ...] = getattr(self.module, "class_names", ())
+        return found
 
     def to(self, device: torch.device) -> "Generator":
         self.module.to(device)
@@ -127,6 +133,8 @@ def _load(module: nn.Module, path: Path) -> None:
         raise ConfigError("generator.checkpoint", path, fault="there is no such file")
     try:
         if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                note_training(module, file.metadata() or {})
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)

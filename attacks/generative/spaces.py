@@ -34,6 +34,10 @@ class GeneratorLatent(Parametrisation, SettingsGroup):
         self.conditional = conditional
         self.learned_from = generator.learned_from
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.generator.class_names if self.conditional and self.generator.num_classes else ()
+
     def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
         self.generator.check_image_shape(image_shape)
 

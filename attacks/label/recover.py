@@ -147,10 +147,14 @@ class RecoverLabels(Attack):
             smoothing, mean_sum = observation.protocol.label_smoothing, values["mean_sum"]
             counts = counting.zero_shot_counts(gradient, probs.mean(dim=0), mean_sum, total, smoothing)
             return _uncertified(
-                rules.labels_of(counts, total), f"features' mean sum and softmax come from {seen}", values
+                rules.labels_of(counts, total),
+                f"features' mean sum comes from random pictures, the softmax from {seen}",
+                values,
             )
         share = counting.share_of_reference(probs, sums, total, observation.protocol.label_smoothing)
         labels = counting.llg(scores, total, share)
+        if part == "weight" and auxiliary is not None:
+            seen = "random pictures, the softmax from auxiliary ones"
         return _uncertified(labels, f"a label's weight and the rest come from {seen}", values)
 
 

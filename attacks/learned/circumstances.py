@@ -78,7 +78,7 @@ class Circumstances:
                 what = "the model" if key == "name" else f"the model's {key}"
                 return f"{what} was {before}, now {now}"
         if self.weights != other.weights and not any_weights:
-            return "the model's weights are not those that it was trained for"
+            return f"the model's weights are not those that it was trained for{_drawn(other)}"
         return None
 
 
@@ -88,6 +88,13 @@ def change(observation: Observation) -> State:
     if update.kind != "weights":
         return update.tensors
     return {name: tensor - observation.global_state[name] for name, tensor in update.tensors.items()}
+
+
+def _drawn(now: Circumstances) -> str:
+    """Where they may have come from the same seed."""
+    if now.model.get("checkpoint") is not None or now.model.get("pretrained"):
+        return ""
+    return " (drawn ones differ in last bits between types of processor: use one, or give model.checkpoint)"
 
 
 def _few(names: list[str]) -> str:

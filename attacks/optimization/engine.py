@@ -81,6 +81,10 @@ class GradientMatching(Attack):
         self.budget = replace(self.budget, memory_gib=(self.budget.memory_gib or default_budget(device)) / 2)
         return f"memory_gib={self.budget.memory_gib:g}"
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.parametrisation.class_names
+
     def check_image_shape(self, image_shape: tuple[int, ...]) -> None:
         self.parametrisation.check_image_shape(image_shape)
 

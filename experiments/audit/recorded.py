@@ -14,7 +14,7 @@ from experiments.cli.places import find_observations
 from experiments.cli.progress import Bars
 from experiments.cli.validation import check_gpus
 from experiments.engine.choice import with_engine
-from experiments.engine.content import keep_content
+from experiments.engine.content import attack_files, keep_content
 from experiments.engine.folders import open_or_resume
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
@@ -56,7 +56,8 @@ def attack_recorded(config: AuditConfig, place: str, root: Path, start: float) -
     recorded = _as_recorded(config, first)
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)
-        keep_content(folder, {f"numbers in {path.name}": recorded_digest(path) for path in paths})
+        numbers = {f"numbers in {path.name}": recorded_digest(path) for path in paths}
+        keep_content(folder, numbers | attack_files(config.attack))
         trackers = Trackers(config.tracker, root)
         writer = make_writer(recorded, folder, trackers)
         with (

@@ -1,12 +1,14 @@
-"""What results are of besides settings: a file of weights, a model's code and images. A folder holds results of one."""
+"""What results are of besides settings: files of weights, a model's code and images. A folder holds results of one."""
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from attacks.session import checkpoint_digests
 from experiments.engine.setup import Setup
 from fedsim.data import ImageSet
 from fedsim.errors import ConfigError
@@ -34,7 +36,7 @@ ROUNDING = 1e-4
 
 
 def content_of(setup: Setup, images: Sequence[ImageSet], sampled: int | None = None) -> Content:
-    """Of the file of weights, if one is given, of these images and of a sample of the public ones.
+    """Of the files of weights that are given, the attacks' own too, of these images and of a sample of the public ones.
 
     Weights that are drawn follow from the settings, and differ in a last bit from one type of processor to the next.
 
@@ -45,8 +47,15 @@ def content_of(setup: Setup, images: Sequence[ImageSet], sampled: int | None = N
     content: dict[str, str | list[float]] = {} if checkpoint is None else {"weights": file_sha256(Path(checkpoint))}
     if isinstance(setup.architecture, OwnArchitecture):
         content["model code"] = _answer(setup.architecture)
+    content |= attack_files(setup.config.attack)
     held = [one.digest(sampled) for one in images]
     return content | {"images": " ".join(held), "public images": setup.data.auxiliary.digest(SAMPLED)}
+
+
+def attack_files(attacks: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Of the files that attacks bring along: generators and networks."""
+    digests = {name: checkpoint_digests(settings) for name, settings in attacks.items()}
+    return {f"checkpoints of {name}": " ".join(found) for name, found in digests.items() if found}
 
 
 def federated_content(setup: Setup) -> Content:

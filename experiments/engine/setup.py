@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attacks.base import Attack
-from attacks.building import build_attack, check_fit
+from attacks.building import build_attack, check_classes, check_fit
 from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime, resolve_device
 from clients.precision import check_precision
@@ -210,6 +210,8 @@ def assemble(
     image_shape: tuple[int, int, int],
 ) -> Setup:
     """Build the model, and refuse what does not go with it."""
+    for name, attack in attacks.items():
+        check_classes(name, attack, data.class_names)
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
     architecture.finetune.check(model, image_shape, config.client.share)

@@ -224,7 +224,8 @@ def _audit(unit: MatrixRun) -> None:
         _write(folder / BASELINE, guess(setup))
         judged = any(isinstance(defense, LeakageGate) for defense in setup.defenses.defenses.values())
         asked = {"settings": unit.settings, "attacks": {}, "updates": len(updates), "judged": judged}
-    _write(folder / ASKED, asked | {"attacks": asked["attacks"] | config["attack"], "content": unit.content})
+    content = {**asked.get("content", {}), **unit.content}  # attacks of earlier calls have files of their own
+    _write(folder / ASKED, asked | {"attacks": asked["attacks"] | config["attack"], "content": content})
     recorded = folder / "config.yaml"
     if recorded.exists():  # with fewer attacks, or from where the matrix's folder stood before
         _write_text(recorded, yaml.safe_dump(json.loads(json.dumps(config)), sort_keys=False))

@@ -94,7 +94,9 @@ def _train(
         model = train_generator(
             images, settings, config.seed, side, setup.data.num_classes, folder.checkpoints, progress, device
         )
-        save_generator(model.generator, folder.root / NAMES["generator"], set(contents(images.train)))
+        save_generator(
+            model.generator, folder.root / NAMES["generator"], set(contents(images.train)), setup.data.class_names
+        )
         other = images.excluded.images(range(len(images.excluded)))
         made = [rebuilt(model, part, device) if len(part) else other for part in (images.validation, images.excluded)]
         samples = drawn(model.generator, 2 * SHOWN, config.seed)
@@ -159,7 +161,8 @@ def use(kind: str, result: Path, batch_size: int, choices: Mapping[str, str | No
         overrides: of the call that trained it.
     """
     words = [f"{group}={choices[group]}" for group in ("data", "model")]
-    same = ("data.", "model.", "seed=") if kind == "generator" else ("data.", "model.", "seed=", "defense", "client.")
+    same: tuple[str, ...] = ("data.", "model.", "seed=")
+    same += ("defense", "client.", "finetune") if kind == "lti" else ()
     words += [word for word in overrides if word.lstrip("+~").startswith(same) and "batch_size=" not in word]
     attack, setting = ("gias", "generator.checkpoint") if kind == "generator" else ("lti", "checkpoint")
     words += [f"audit.batch_size={batch_size}"] if kind == "lti" else []

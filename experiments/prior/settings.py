@@ -20,12 +20,16 @@ def chosen_network(config: PriorConfig) -> GeneratorSettings | InversionSettings
     """The settings of what is to be trained.
 
     Raises:
-        ConfigError: no such network can be built.
+        ConfigError: no such network can be built, or it would not learn all that it is asked for.
     """
     with torch.device("meta"):
         if config.kind == "generator":
-            ConvGenerator(config.prior.generator.latent, channels=config.prior.generator.channels)
-            return config.prior.generator
+            generator = config.prior.generator
+            ConvGenerator(generator.latent, channels=generator.channels)
+            if generator.conditional and not 0.0 < generator.any_class < 1.0:
+                wanted = "above 0 and below 1 with conditional=true"
+                raise ConfigError("prior.generator.any_class", generator.any_class, wanted)
+            return generator
         InversionNetwork(1, 1, (3, 4, 4), **config.prior.lti.network)
         return config.prior.lti
 

@@ -1,7 +1,7 @@
 """A small generator of pictures, and the encoder that it is trained with: priors of attacks, never a client's model."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,11 @@ class ConvGenerator(nn.Module):
     Attributes:
         learned_from: digests (`fedsim.ground_truth.content_of`) of the pictures that it was trained on, where its file
             has them.
+        class_names: of the data that it was trained on, by number, where its file has them.
     """
 
     learned_from: frozenset[str] = frozenset()
+    class_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -160,12 +162,22 @@ def doublings_of(side: int) -> int:
     return count
 
 
-def save_generator(generator: ConvGenerator, path: Path, learned_from: Collection[str] = ()) -> None:
+def save_generator(
+    generator: ConvGenerator, path: Path, learned_from: Collection[str] = (), class_names: Sequence[str] = ()
+) -> None:
     """Weights, what they fit into and what they were trained on, in one safetensors file: whole or not at all."""
     metadata = {"format": FORMAT, "settings": json.dumps(generator.settings)}
-    metadata["learned_from"] = json.dumps(sorted(learned_from))
+    metadata |= {"learned_from": json.dumps(sorted(learned_from)), "class_names": json.dumps(list(class_names))}
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in generator.state_dict().items()}
     write_whole(path, save(tensors, metadata))
+
+
+def note_training(generator: nn.Module, metadata: Mapping[str, str]) -> None:
+    """Give it what the metadata of its file say that it was trained on; files of others say nothing."""
+    if metadata.get("format") == FORMAT:
+        found = {name: json.loads(metadata.get(name, "[]")) for name in ("learned_from", "class_names")}
+        setattr(generator, "learned_from", frozenset(found["learned_from"]))  # noqa: B010 - not every module has it
+        setattr(generator, "class_names", tuple(found["class_names"]))  # noqa: B010
 
 
 def load_generator(path: Path) -> ConvGenerator:
@@ -186,7 +198,7 @@ def load_generator(path: Path) -> ConvGenerator:
                 generator = ConvGenerator(**json.loads(metadata["settings"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             generator.load_state_dict(tensors, assign=True)
-            generator.learned_from = frozenset(json.loads(metadata.get("learned_from", "[]")))
+            note_training(generator, metadata)
     except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
         what = " ".join(str(error).split())[:200]
         raise ConfigError("generator.checkpoint", path, f"a whole safetensors file of fedsim-prior: {what}") from error

@@ -37,7 +37,8 @@ class GeneratorSettings(TrainingSchedule):
         channels: of the feature maps, from the smallest to the largest.
         conditional: the generator is told classes.
         beta: weight of the divergence of a pixel's share of the code from a standard normal one.
-        any_class: share of the pictures whose class is not told: so the generator learns to do without.
+        any_class: share of the pictures whose class is not told: so the generator learns to do without. Of a
+            conditional one above 0 and below 1: at 0 it does not learn what "any" is, at 1 no class.
     """
 
     latent: int

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.optimization.priors.base import TINY, Prior, PriorTerm
 from attacks.optimization.priors.recorded_inputs import recorded_inputs
+from attacks.victim import leave_out_noise
 from fedsim.errors import ConfigError, NotApplicable, nearest, one_of
 from fedsim.models import ModelSpec, normalisation
 from fedsim.models.architecture import DTYPES
@@ -69,6 +70,7 @@ class BatchNormStatistics(Prior):
 
     def _of_victim(self, observation: Observation, device: torch.device) -> PriorTerm:
         model = _frozen(observation.build_model(), device)
+        leave_out_noise(model)
         statistics = running_statistics(model)
         name = observation.architecture.spec.name
         if not statistics:

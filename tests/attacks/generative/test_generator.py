@@ -3,8 +3,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from attacks.building import check_fit
-from attacks.generative import GGL, GIAS, Generator, GeneratorSamples
+from attacks.building import check_classes, check_fit
+from attacks.generative import GGL, GIAS, Generator, GeneratorLatent, GeneratorSamples
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models.generator import UNTOLD, ConvGenerator, doublings_of, load_generator, save_generator
 
@@ -32,6 +32,12 @@ def test_any_module_takes_a_state_dict(tmp_path, rng, suffix):
     latent = torch.randn(2, 4, generator=rng)
     torch.testing.assert_close(found.pictures(latent, None), 0.5 * (module(latent) + 1))
     assert len(found.stages) == 3
+
+
+def test_a_module_of_ones_own_keeps_what_its_file_says_of_its_training(painter, tmp_path):
+    path = tmp_path / "g.safetensors"
+    save_generator(painter(), path, {"ab", "cd"})
+    assert Generator(str(path), ConvGenerator(6, 16, (16, 8))).learned_from == {"ab", "cd"}
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path, checkpoint):
@@ -89,6 +95,22 @@ def test_classes_that_were_not_learned_are_any_class(painter, rng, tmp_path):
     anything = again(latent)
     torch.testing.assert_close(made[2:], anything[2:])
     assert not torch.allclose(made[:2], anything[:2])
+
+
+def test_only_a_class_that_is_asked_for_must_have_its_name(painter, tmp_path):
+    path = tmp_path / "g.safetensors"
+
+    def check(told, ours, conditional=True):
+        save_generator(painter(num_classes=2), path, class_names=told)
+        attack = GIAS(latent=GeneratorLatent(Generator(str(path)), conditional=conditional))
+        check_classes("gias", attack, ours)
+
+    check(("cat", "dog"), ("cat", "dog", "ship"))
+    check((), ("cat", "dog"))
+    check(("cat", "dog"), ("0", "1"))
+    check(("cat", "dog"), ("dog", "cat"), conditional=False)
+    with pytest.raises(ConfigError, match=r"^attack=gias: its generator's class 1 is dog, that of the data ship: give"):
+        check(("cat", "dog"), ("cat", "ship"))
 
 
 @pytest.mark.parametrize(("side", "count"), [(4, 0), (8, 1), (28, 2), (32, 3), (224, 5)])

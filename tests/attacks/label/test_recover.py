@@ -180,6 +180,20 @@ def test_the_weight_alone_names_the_label_of_one_example(how, tools, rng, cpu):
         assert not found.certificate.certified
 
 
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ("zlg", "features' mean sum comes from random pictures, the softmax from auxiliary pictures"),
+        ("llg", "a label's weight and the rest come from random pictures, the softmax from auxiliary ones"),
+        ("llg_bias", "a label's weight and the rest come from auxiliary pictures"),
+    ],
+)
+def test_only_the_softmax_is_of_auxiliary_pictures(rule, reason, tools, rng, cpu):
+    pair = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(2), [3, 4])
+    seen = replace(pair, auxiliary_probs=torch.full((10,), 0.1))
+    assert RecoverLabels(rule)(seen, rng, cpu).certificate.reason == reason
+
+
 def test_refusals(tools, rng, cpu):
     pair = tools.observe(tools.tiny(kwargs=SMALL), tools.detailed(2), [3, 4])
     with pytest.raises(NotApplicable, match="needs auxiliary pictures"):

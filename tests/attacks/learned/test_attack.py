@@ -72,7 +72,7 @@ def with_spec(observation, **settings):
         (lambda o: replace(o, update=replace(o.update, kind="delta")), "kind was gradient, now delta"),
         (
             lambda o: replace(o, global_state={**o.global_state, "fc.bias": o.global_state["fc.bias"] + 1}),
-            "weights are not those",
+            r"weights are not those that it was trained for \(drawn ones differ .* or give model\.checkpoint\)",
         ),
     ],
 )
@@ -84,6 +84,13 @@ def test_whatever_else_it_was_trained_for_is_refused(observation, checkpoint, cp
 def test_where_the_weights_came_from_is_no_difference(observation, checkpoint, cpu, rng):
     other = with_spec(observation, pretrained=True, checkpoint="elsewhere.safetensors")
     assert LearnedInversion(str(checkpoint[0]))(other, rng, cpu).images is not None
+
+
+def test_weights_from_a_file_are_not_said_to_be_drawn(observation, checkpoint, cpu, rng):
+    moved = {name: tensor + 1 for name, tensor in observation.global_state.items()}
+    other = replace(with_spec(observation, checkpoint="elsewhere.safetensors"), global_state=moved)
+    with pytest.raises(NotApplicable, match=r"not those that it was trained for$"):
+        LearnedInversion(str(checkpoint[0]))(other, rng, cpu)
 
 
 def test_other_weights_only_where_asked_for(observation, checkpoint, cpu, rng):

@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -11,6 +12,7 @@ from experiments.audit.worker import AuditWorker
 from experiments.engine.setup import prepare
 from fedsim.data.copies import contents
 from fedsim.models import Architecture, ModelSpec
+from fedsim.models.generator import ConvGenerator, save_generator
 from fedsim.storage.durable import locked
 from server.attack_queue.results import COLUMNS
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
@@ -131,6 +133,30 @@ def test_other_images_or_weights_under_the_same_paths_are_refused(command, tmp_p
     (tmp_path / "data" / "cat" / "0.png").write_bytes((tmp_path / "data" / "cat" / "2.png").read_bytes())
     refused("images")
     assert len(rows(tmp_path / "run", "attacks")) == 2
+
+
+def test_another_generator_under_the_same_path_is_refused(audit, command, tmp_path):
+    path = tmp_path / "g.safetensors"
+    words = [
+        "audit.num_images=1",
+        "attack=[generator_samples]",
+        f"attack.generator_samples.generator.checkpoint={path}",
+    ]
+
+    def write(seed):
+        torch.manual_seed(seed)
+        save_generator(ConvGenerator(8, 8, (8,)), path)
+
+    write(0)
+    folder = audit(*words)
+    write(1)
+    code, _, err = command("fedsim-audit", f"run_dir={folder}", *SMALL, *words)
+    assert code == 2
+    assert err.splitlines()[-1].endswith("this one holds results of other checkpoints of generator_samples")
+    content = json.loads((folder / "content.json").read_text())
+    del content["checkpoints of generator_samples"]  # as an earlier version left it
+    (folder / "content.json").write_text(json.dumps(content))
+    audit(*words, folder=folder)
 
 
 def test_a_batch_that_no_update_would_hold_is_refused(command, tmp_path):

@@ -7,6 +7,7 @@ import torch
 import yaml
 
 import fedsim
+from fedsim.models.generator import ConvGenerator, save_generator
 
 SMALL = ["attack=[labels]", "simulation=inline"]
 
@@ -51,6 +52,17 @@ def test_a_folder_holds_updates_of_one_kind(command, save, tmp_path, settings, w
     code, _, err = command("fedsim-audit", f"observation={folder.parent}", *SMALL, f"run_dir={tmp_path / 'run'}")
     assert code == 2
     assert f"/b: it has other {what} than {folder.parent}/a, and a report is of one" in err
+
+
+def test_another_generator_under_the_same_path_is_refused(command, save, tmp_path):
+    path = tmp_path / "g.safetensors"
+    words = [f"observation={save('a')}", "attack=[generator_samples]", "simulation=inline"]
+    words += [f"attack.generator_samples.generator.checkpoint={path}", f"run_dir={tmp_path / 'run'}"]
+    for latent, expected in ((8, 0), (4, 2)):
+        save_generator(ConvGenerator(latent, 4, (8,)), path)
+        code, _, err = command("fedsim-audit", *words)
+        assert code == expected, err
+    assert "this one holds results of other checkpoints of generator_samples" in err
 
 
 @pytest.mark.parametrize("name", ["update.safetensors", "../global-*.safetensors"])

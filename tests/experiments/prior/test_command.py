@@ -16,6 +16,8 @@ from attacks.generative import GIAS, Generator, GeneratorLatent, GeneratorSample
 from experiments.engine.setup import prepare
 from experiments.prior import inversion, training
 from experiments.prior.command import use
+from experiments.prior.inversion import Simulator
+from experiments.python.load_config import load_config
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, load_generator, save_generator
 from fedsim.storage.durable import locked
@@ -39,6 +41,7 @@ def test_a_generator_of_all_classes_but_some(command, tmp_path):
     generator = load_generator(root / "generator.safetensors")
     assert generator.trained_on.nonzero().flatten().tolist() == [0, 1, 2, 4, 5, 6, 7, 9]
     assert generator(torch.zeros(1, 8)).shape == (1, 3, 8, 8)
+    assert generator.class_names == tuple("0123456789")
     summary = json.loads((root / "summary.json").read_text())
     assert summary["classes"] == 8
     assert summary["excluded_pictures"] == 8
@@ -55,15 +58,27 @@ def test_a_generator_of_all_classes_but_some(command, tmp_path):
 def test_the_command_of_use_repeats_what_the_prior_holds_for():
     choices = {"data": "imagefolder", "model": "mlp", "defense": None}
     given = ["data=imagefolder", "data.path='a b'", "kind=lti", "defense=[topk]", "++defense.topk.ratio=0.5", "seed=3"]
-    given += ["client.batch_size=2", "client.share=delta", "prior.lti.steps=9", "run_dir=x"]
+    given += ["client.batch_size=2", "client.share=delta", "finetune=lora", "finetune.rank=2"]
+    given += ["prior.lti.steps=9", "run_dir=x"]
     words = shlex.split(use("lti", Path("x/inversion.safetensors"), 2, choices, given))
     assert words[:-2] == [
         "fedsim-audit", "data=imagefolder", "model=mlp", "data.path='a b'", "defense=[topk]",
-        "++defense.topk.ratio=0.5", "seed=3", "client.share=delta", "audit.batch_size=2",
+        "++defense.topk.ratio=0.5", "seed=3", "client.share=delta", "finetune=lora", "finetune.rank=2",
+        "audit.batch_size=2",
     ]  # fmt: skip
     generator = shlex.split(use("generator", Path("g.safetensors"), 1, choices, given))
-    assert "defense=[topk]" not in generator
+    assert not {"defense=[topk]", "finetune=lora"} & set(generator)
     assert generator[-2:] == ["attack=[gias]", f"attack.gias.generator.checkpoint={Path('g.safetensors').resolve()}"]
+
+
+def test_simulated_clients_begin_with_the_pair_that_real_ones_begin_with():
+    given = ["data=digits", "model=vit_nano", "kind=lti", "client.share=delta", "client.local_steps=1"]
+    given += ["finetune=lora", "finetune.aggregate=local_pair"]
+    setup = prepare(load_config("prior", *given))
+    own, simulated = setup.runtime().own, Simulator(setup)._runtime.own
+    assert own
+    assert own.keys() == simulated.keys()
+    assert all(torch.equal(tensor, simulated[name]) for name, tensor in own.items())
 
 
 def test_a_generator_of_another_size_is_refused_before_anything_runs(tmp_path):
@@ -71,6 +86,20 @@ def test_a_generator_of_another_size_is_refused_before_anything_runs(tmp_path):
     save_generator(ConvGenerator(8, 16, (8,)), path)
     given = ["data=digits", "model=vit_nano", "attack=[gias]", f"attack.gias.generator.checkpoint={path}"]
     with pytest.raises(ConfigError, match=r"^attack\.gias\.generator\.checkpoint=.*3×8×8.*3×16×16"):
+        prepare(settings("audit", *given))
+
+
+def test_a_generator_that_numbers_the_classes_otherwise_is_refused(tmp_path):
+    path = tmp_path / "g.safetensors"
+    for index in range(8):
+        image = tmp_path / "data" / ("cat", "dog")[index % 2] / f"{index}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (index, 9, 9)).save(image)
+    save_generator(ConvGenerator(8, 8, (8,), num_classes=2), path, class_names=("dog", "cat"))
+    given = ["data=imagefolder", f"data.path={tmp_path / 'data'}", "data.test_fraction=0", "data.auxiliary_fraction=0"]
+    given += ["model=vit_nano", "attack=[gias]", f"attack.gias.generator.checkpoint={path}"]
+    line = r"^attack=gias: its generator's class 0 is dog, that of the data cat: give .*\.conditional=false$"
+    with pytest.raises(ConfigError, match=line):
         prepare(settings("audit", *given))
 
 
@@ -211,6 +240,8 @@ def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withh
         (["data.auxiliary_fraction=0"], "data.auxiliary_fraction=0: must be more than 64 public pictures"),
         (["prior.generator.steps=0"], "prior.generator.steps=0: must be a whole number of at least 1"),
         (["prior.generator.channels=[7]"], "channels in multiples of 8"),
+        (["prior.generator.any_class=0"], "any_class=0: must be above 0 and below 1 with conditional=true"),
+        (["prior.generator.any_class=1"], "any_class=1: must be above 0 and below 1 with conditional=true"),
         (["+prior.generator.depth=3"], "prior.generator.depth=3: there is no such setting"),
         (["kind=lti", "prior.lti.any_label=2"], "prior.lti.any_label=2: must be a share"),
         (

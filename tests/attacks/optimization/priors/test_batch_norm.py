@@ -8,6 +8,7 @@ from torch import nn
 
 from attacks.optimization.priors import BatchNormStatistics
 from attacks.optimization.priors.batch_norm import batch_norm_distance, running_statistics
+from defenses.model.precode import Precode
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec, Normaliser
 
@@ -66,6 +67,12 @@ def test_victim_against_numpy_gradient_and_vmap(factor, victim, candidates, cpu,
     expected = slow(victim.build_model(), candidates[0], victim.global_state, factor)
     assert float(term(candidates[0])) == pytest.approx(expected, rel=1e-9)
     check(term, candidates)
+
+
+def test_behind_a_noisy_layer_the_term_is_that_without_noise(tools, candidates, cpu, check):
+    defenses = {"precode": Precode(k=4, sample="always")}
+    seen = tools.observe(ModelSpec(CNN, 10, dtype="float64"), tools.photographs(32), [3, 7], defenses=defenses)
+    check(BatchNormStatistics(1).prepare(replace(seen, global_state=trained(seen.global_state)), None, cpu), candidates)
 
 
 @pytest.mark.parametrize("resize", [None, 48])
