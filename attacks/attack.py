@@ -6,7 +6,7 @@ from typing import Any, overload
 import torch
 
 from attacks.base import Attack
-from attacks.building import build_attack
+from attacks.building import build_attack, stages
 from attacks.progress import shown_session
 from attacks.running import run_built, run_on_history
 from attacks.session import Session
@@ -108,8 +108,7 @@ def _refuse_shared_noise(several: Sequence[Observation]) -> None:
 
 def _check_stated(name: str, attack: Attack, observations: Sequence[Observation]) -> None:
     """Raises ConfigError: what settings state of the images cannot be true of one of these."""
-    stages = {f"attack.{name}": attack} | ({} if attack.then is None else {f"attack.{name}.then": attack.then})
-    for key, stage in stages.items():
+    for key, stage in stages(name, attack).items():
         for observation in observations:
             try:
                 stage.check_stated(observation)

@@ -32,8 +32,8 @@ class Needs:
             (`Observation.num_images`); None for any.
         sizes: how large gradients are; their signs do not do.
         auxiliary: wants what public images tell where the server has any: `auxiliary_probs`, `image_prior`,
-            `public_images`. Never checked: commands prepare them if any attack asks, and an observation without them
-            is no refusal.
+            `public_images`. Never checked: commands prepare them if any attack asks or shrinks to their mean, and
+            where defenses change images; an observation without them is no refusal.
     """
 
     roles: tuple[str, ...] = ()

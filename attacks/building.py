@@ -57,16 +57,23 @@ def _polisher(key: str, chosen: object) -> Attack:
     return attack
 
 
+def stages(name: str, attack: Attack) -> dict[str, Attack]:
+    """The attack and, where it has one, what goes on from its images, by their keys among settings."""
+    key = f"attack.{name}"
+    return {key: attack} if attack.then is None else {key: attack, f"{key}.{THEN}": attack.then}
+
+
 def check_fit(name: str, attack: Attack, image_shape: tuple[int, ...]) -> None:
     """Refuse an attack that cannot serve images of this shape, before anything runs.
 
     Raises:
         ConfigError: naming the setting in full.
     """
-    try:
-        attack.check_image_shape(image_shape)
-    except ConfigError as error:
-        raise error.under(f"attack.{name}.{error.key}") from error
+    for key, stage in stages(name, attack).items():
+        try:
+            stage.check_image_shape(image_shape)
+        except ConfigError as error:
+            raise error.under(f"{key}.{error.key}") from error
 
 
 def check_classes(name: str, attack: Attack, class_names: Sequence[str]) -> None:

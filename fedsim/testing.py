@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fedsim.data import Source
+from fedsim.determinism import torch_generator
 from fedsim.errors import NotApplicable
 from fedsim.models import Architecture, ModelSpec, input_size, normalisation
 from fedsim.observation import Observation, Replayer
@@ -22,7 +23,7 @@ from fedsim.update import LocalProtocol, Shared, Update
 
 Transform = Callable[[Update, torch.Generator], Update]
 Rebuild = Callable[[Observation, torch.Generator, torch.device], Any]
-"""An attack; its result has `images`: [B,C,H,W] in [0, 1]."""
+"""An attack; its result has `images`: [B,C,H,W] in [0, 1], or None."""
 
 
 def example_update() -> Update:
@@ -38,17 +39,15 @@ def example_update() -> Update:
 
 
 def check_identity(transform: Transform) -> None:
-    """A defense at the setting that should change nothing changes no bit."""
-    update = example_update()
-    after = transform(update, _generator(0))
-    for name, tensor in update.tensors.items():
-        _demand(name in after.tensors and torch.equal(after.tensors[name], tensor), f"{name} was changed")
+    """A defense at the setting that should change nothing changes no bit, adds no name, and leaves kind and count."""
+    changed = _changed(example_update(), transform(example_update(), _generator("defense")))
+    _demand(not changed, f"{next(iter(changed), '')} was changed")
 
 
 def check_effect(transform: Transform) -> None:
     """A defense at any other setting changes something; no shape or type, nothing in place, no name not withheld."""
     update, before = example_update(), example_update()
-    after = transform(update, _generator(0))
+    after = transform(update, _generator("defense"))
     for name, tensor in before.tensors.items():
         _demand(torch.equal(update.tensors[name], tensor), f"{name} was changed in place")
         if name in after.tensors:
@@ -59,7 +58,7 @@ def check_effect(transform: Transform) -> None:
             _demand(name in after.withheld, f"{name} is missing and not in `withheld`")
     unknown = set(after.tensors) - set(before.tensors)
     _demand(not unknown, f"names that the model does not have: {sorted(unknown)}")
-    _demand(not _equal(after, before), "nothing was changed")
+    _demand(bool(_changed(before, after)), "nothing was changed")
 
 
 def check_replay(transform: Transform, random: bool) -> None:
@@ -68,12 +67,17 @@ def check_replay(transform: Transform, random: bool) -> None:
     Args:
         random: whether another seed must give others, or must not.
     """
-    update = example_update()
-    listed = replace(update, tensors=dict(reversed(update.tensors.items())))
-    first = transform(update, _generator(1))
-    _demand(_equal(first, transform(update, _generator(1))), "a second call with the same seed differs")
-    _demand(_equal(first, transform(listed, _generator(1))), "it depends on the order in which tensors are listed")
-    differs = not _equal(first, transform(update, _generator(2)))
+
+    def made(seed: int, reverse: bool = False) -> Update:
+        update = example_update()  # a new one each time: what is written in place would stay for the next
+        if reverse:
+            update = replace(update, tensors=dict(reversed(update.tensors.items())))
+        return transform(update, _generator("defense", seed))
+
+    first = made(1)
+    _demand(not _changed(first, made(1)), "a second call with the same seed differs")
+    _demand(not _changed(first, made(1, reverse=True)), "it depends on the order in which tensors are listed")
+    differs = bool(_changed(first, made(2)))
     _demand(differs == random, "another seed changes " + ("nothing" if random else "the result"))
 
 
@@ -101,7 +105,7 @@ def observe(
     shared = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
     update = Update(shared, "gradient", len(labels))
     if transform is not None:
-        update = transform(update, _generator(seed))
+        update = transform(update, _generator("defense", seed))
     side = input_size(model)
     factory = ObservationFactory(architecture, model, (3, side, side), replayer=replayer)
     return factory.make(Shared(update, LocalProtocol(batch_size=len(labels))), state)
@@ -114,7 +118,7 @@ def check_beats_noise(
 
     The first picture it returns is compared with the one of `images` that it is nearest to.
     """
-    rng = _generator(0)
+    rng = _generator("noise")
     noise = {}
     for name, tensor in observation.update.tensors.items():
         drawn = torch.randn(tensor.shape, generator=rng, dtype=tensor.dtype)
@@ -125,18 +129,19 @@ def check_beats_noise(
 
 
 def check_attack_replay(attack: Rebuild, observation: Observation) -> None:
-    """The same seed gives the same picture, and the observation is as it was."""
-    before = {name: tensor.clone() for name, tensor in observation.update.tensors.items()}
-    first, second = (attack(observation, _generator(3), torch.device("cpu")).images for _ in range(2))
-    _demand(torch.equal(first, second), "a second call with the same seed differs")
-    untouched = all(torch.equal(observation.update.tensors[name], tensor) for name, tensor in before.items())
-    _demand(untouched, "the attack wrote into the observation")
+    """The same seed gives the same pictures and labels, and nothing of the observation was written to."""
+    before = _versions(observation)
+    first, second = (attack(observation, _generator("attack"), torch.device("cpu")) for _ in range(2))
+    for part in ("images", "labels"):
+        same = _same(getattr(first, part, None), getattr(second, part, None))
+        _demand(same, f"a second call with the same seed differs in its {part}")
+    _demand(_versions(observation) == before, "the attack wrote into the observation")
 
 
 def check_refusal(attack: Rebuild, observation: Observation, words: str) -> None:
     """The attack cannot serve this observation and says why: `NotApplicable` with these words."""
     try:
-        attack(observation, _generator(0), torch.device("cpu"))
+        attack(observation, _generator("attack"), torch.device("cpu"))
     except NotApplicable as refusal:
         _demand(words in str(refusal), f"it refuses with other words: {refusal}")
         return
@@ -162,18 +167,38 @@ def check_source(source: Source) -> None:
 
 def _likeness(attack: Rebuild, observation: Observation, images: Tensor) -> float:
     """PSNR in dB, at most 150."""
-    found = attack(observation, _generator(0), torch.device("cpu")).images[0].double().clamp(0, 1)
-    error = min(float((found - image.double()).square().mean()) for image in images)
+    found = attack(observation, _generator("attack"), torch.device("cpu")).images
+    if found is None or not len(found):
+        raise AssertionError("the attack gave no picture")
+    first = found[0].double().clamp(0, 1)
+    error = min(float((first - image.double()).square().mean()) for image in images)
     return -10 * math.log10(max(error, 1e-15))
 
 
-def _equal(left: Update, right: Update) -> bool:
-    same_names = set(left.tensors) == set(right.tensors)
-    return same_names and all(torch.equal(tensor, right.tensors[name]) for name, tensor in left.tensors.items())
+def _changed(before: Update, after: Update) -> list[str]:
+    """The names of tensors that differ or that one of them lacks, and of other fields that do."""
+    names = dict.fromkeys([*before.tensors, *after.tensors])
+    tensors = [name for name in names if not _same(before.tensors.get(name), after.tensors.get(name))]
+    fields = ("kind", "num_examples", "withheld")
+    return tensors + [name for name in fields if getattr(before, name) != getattr(after, name)]
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left.dtype == right.dtype and torch.equal(left, right)
+
+
+def _versions(observation: Observation) -> list[int]:
+    """torch counts the writes to each tensor."""
+    update = observation.update
+    tensors = [*observation.global_state.values(), *update.tensors.values(), *update.buffers.values()]
+    return [tensor._version for tensor in tensors]
+
+
+def _generator(purpose: str, seed: int = 0) -> torch.Generator:
+    """No two purposes have the same draws, and none those of a plain seed, with which tests draw pictures."""
+    return torch_generator(seed, "testing", purpose)
 
 
 def _demand(holds: bool, otherwise: str) -> None:

@@ -59,7 +59,9 @@ def with_engine(config: Job, work: str, estimate: Callable[[], Estimate] | None 
         work: what is to be done, for people: `16 updates`.
         estimate: asked where neither settings nor the machine decide; None where Ray would have one worker.
     """
-    if config.simulation.engine != "auto":
+    if config.simulation.engine == "ray":
+        return on_engine(config, "ray")
+    if config.simulation.engine == "inline":
         return config
     engine, words = _choice(config, work, estimate)
     console.print(words, markup=False)
@@ -67,17 +69,26 @@ def with_engine(config: Job, work: str, estimate: Callable[[], Estimate] | None 
 
 
 def on_engine(config: Job, engine: Engine) -> Job:
-    """The settings with the engine that `auto` was found to stand for.
+    """The settings with the engine that `auto` was found to stand for, or that was named.
 
     In this process clients have the CPU, as on workers whose settings ask for no GPU.
     """
-    client = replace(config.client, device=device_on(engine, config.client.device))
+    device = device_on(engine, config.client.device, config.simulation.num_gpus, config.ray.address)
+    if (engine, device) == (config.simulation.engine, config.client.device):
+        return config
+    client = replace(config.client, device=device)
     return replace(config, client=client, simulation=replace(config.simulation, engine=engine))
 
 
-def device_on(engine: str, device: Device) -> Device:
-    """Where clients compute on this engine, of what `client.device` says."""
-    return "cpu" if engine == "inline" and device == "auto" and torch.cuda.is_available() else device
+def device_on(engine: str, device: Device, num_gpus: float, address: object) -> Device:
+    """Where clients compute on this engine, of what `client.device` says.
+
+    Ray hides no GPU from workers that asked for none, here or on a cluster's nodes.
+    """
+    if device != "auto" or (engine == "ray" and num_gpus):
+        return device
+    there = torch.cuda.is_available() or (engine == "ray" and address is not None)
+    return "cpu" if there else device
 
 
 def _choice(config: JobConfig, work: str, estimate: Callable[[], Estimate] | None) -> tuple[Engine, str]:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attacks.base import Attack
-from attacks.building import build_attack, check_classes, check_fit
+from attacks.building import build_attack, check_classes, check_fit, stages
 from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime, resolve_device
 from clients.precision import check_precision
@@ -28,6 +28,7 @@ from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageSet
 from fedsim.data.copies import most_holders, readable_contents
 from fedsim.determinism import torch_generator
+from fedsim.effects import MixesImages, TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
 from fedsim.observation import Observation
@@ -63,7 +64,7 @@ class Setup:
     normaliser: Normaliser
     wants_auxiliary: bool
     attack_costs: tuple[float, ...] = ()
-    """Of each attack on one update (`Attack.cost`)."""
+    """Of each attack on one update, and of each that goes on from its images (`Attack.cost`)."""
     learned_from: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By name of the attacks that bring a prior along the images that it was trained on (`Attack.learned_from`)."""
     attacked: frozenset[str] = frozenset()
@@ -218,9 +219,15 @@ def assemble(
     check_accumulation(config.client, model, defenses)
     check_precision(config.client.precision, model)
     defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, image_shape))
-    wants_auxiliary = any(attack.needs.auxiliary for attack in attacks.values())
-    costs = tuple(float(attack.cost) for attack in attacks.values())
-    learned = {name: attack.learned_from for name, attack in attacks.items() if attack.learned_from}
+    every = [(name, stage) for name, attack in attacks.items() for stage in stages(name, attack).values()]
+    # Whatever attack finds an image as the model saw it, the client's own is guessed from public ones.
+    changed = any(isinstance(effect, TransformsImages | MixesImages) for effect in defenses.effects())
+    wants_auxiliary = any(stage.needs.auxiliary or stage.shrinks_to_mean or changed for _, stage in every)
+    costs = tuple(float(stage.cost) for _, stage in every)
+    learned: dict[str, frozenset[str]] = {}
+    for name, stage in every:
+        if stage.learned_from:
+            learned[name] = learned.get(name, frozenset()) | stage.learned_from
     return Setup(config, data, defenses, architecture, model, Normaliser(model), wants_auxiliary, costs, learned)
 
 

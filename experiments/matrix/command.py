@@ -133,7 +133,7 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
             settings = audit_config(composed[0], attacks, None if last is None else str(last))
             place = folder / row.name / f"audit-{state}"
             units.append(MatrixRun(row.name, AUDIT, state, place, settings, content[AUDIT], last))
-    if config.simulation.engine == "auto":
+    if config.simulation.engine != "inline":
         config = _with_engine(config, units, training, audit, len(chosen))
         units = [unit.on(config.simulation.engine) for unit in units]
     return MatrixProgress(config, root, rows, told, units, len(training.data.test))

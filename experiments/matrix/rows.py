@@ -22,6 +22,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 SHARED = ("seed", "client", "ray", "data", "model", "finetune", "defense", "tracker", "simulation")
 TRAINING = ("num_clients", "num_rounds", "partition", "strategy", "evaluate_every", "checkpoint_every", "round_timeout")
 
+OF_THE_MATRIX = ("seed", "attack", "matrix", "run_dir", "simulation")
+"""First parts of keys that every row has from the whole matrix."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -46,7 +49,12 @@ def read_rows(matrix: MatrixSettings) -> list[Asked]:
     Raises:
         ConfigError: a row that cannot be read, or one chosen that there is not.
     """
-    rows = [_entry("defense", name, words) for name, words in _named("matrix.defenses", matrix.defenses)]
+    rows = []
+    for name, words in _named("matrix.defenses", matrix.defenses):
+        if odd := next((word for word in words if "=" in word and _first(word) in OF_THE_MATRIX), None):
+            fault = f"{_first(odd)} is set for the whole matrix, and no row has its own"
+            raise ConfigError(f"matrix.defenses.{name}", odd, fault=fault)
+        rows.append(_entry("defense", name, words))
     taken = {row.name for row in rows}
     plain = [_entry("defense", option, [option]) for option in _options("defense") if option not in taken]
     if matrix.rows is not None:
@@ -61,10 +69,16 @@ def read_columns(matrix: MatrixSettings) -> list[Asked]:
     Raises:
         ConfigError: a column that cannot be read or is not one attack, or one chosen that there is not.
     """
-    columns = [_entry("attack", name, words) for name, words in _named("matrix.attacks", matrix.attacks)]
-    for column in columns:
+    columns = []
+    for name, words in _named("matrix.attacks", matrix.attacks):
+        column = _entry("attack", name, words)
         if len(column.options) != 1:
-            raise ConfigError(f"matrix.attacks.{column.name}", column.settings, "one option of conf/attack")
+            raise ConfigError(f"matrix.attacks.{name}", column.settings, "one option of conf/attack")
+        (option,) = column.options
+        if odd := next((word for word in words if _first(word) not in (option, "attack")), None):
+            wanted = f"{option}.KEY=VALUE, a setting of the attack: others are a row's, or the whole matrix's"
+            raise ConfigError(f"matrix.attacks.{name}", odd, wanted)
+        columns.append(column)
     return columns if matrix.columns is None else _chosen("matrix.columns", matrix.columns, columns)
 
 
@@ -149,6 +163,11 @@ def _entry(group: str, name: str, words: list[str]) -> Asked:
             key = word.removeprefix(sign)
             overrides.append(f"{sign}{group}.{key}" if key.split(".", 1)[0] in options else word)
     return Asked(name, options, tuple(overrides), ", ".join(words))
+
+
+def _first(word: str) -> str:
+    """The first part of the key that it sets, or the option that it is."""
+    return word.lstrip("+~").partition("=")[0].split(".", 1)[0]
 
 
 def _named(key: str, entries: object) -> Iterable[tuple[str, list[str]]]:

@@ -77,9 +77,10 @@ class MatrixRun:
         return self.title
 
     def on(self, engine: str) -> Self:
-        """The run on the engine that `auto` was found to stand for."""
+        """The run on the engine that `auto` was found to stand for, or that was named."""
         simulation, client = {**self.config["simulation"], "engine": engine}, self.config["client"]
-        client = {**client, "device": device_on(engine, client["device"])}
+        device = device_on(engine, client["device"], simulation["num_gpus"], self.config["ray"]["address"])
+        client = {**client, "device": device}
         return replace(self, config={**self.config, "simulation": simulation, "client": client})
 
     @property

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ HOUSEKEEPING = (
     "resume_every_seconds",
 )
 """Settings that no weight depends on."""
+
+DIVIDING = ("seed", "test_fraction", "auxiliary_fraction", "train_split", "test_split", "verify", "cache_dir")
+"""Settings of data that no picture and no id depends on."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +191,13 @@ def _load(name: str, origin: Origin, data: Config, shelf: ImageShelf, device: st
     run = {**origin.config, "model": {**origin.config["model"], "checkpoint": None, "checkpoint_head": True}}
     side = image_side(run["model"])
     images = shelf.pictures(data, side)
-    spec = build_spec(run["model"], shelf.data(run["data"], side))
+    held = shelf.data(run["data"], side)
+    spec = build_spec(run["model"], held)
     if len(images.class_names) > spec.num_classes:
         expected = f"data of at most {spec.num_classes} classes, as many as {name} tells apart"
         raise ConfigError("data", f"{len(images.class_names)} classes", expected)
+    if data != run["data"]:
+        _check_other(name, images, held, data, run["data"])
     defenses = build_chain(run.get("defense"))
     finetune = build_finetune(run.get("finetune") or {})
     model = Architecture(spec, (defenses,), architecture_seed(run["seed"]), finetune).build()
@@ -199,6 +206,25 @@ def _load(name: str, origin: Origin, data: Config, shelf: ImageShelf, device: st
         _read(model, origin.weights, "model.checkpoint" if origin.folder is None else "runs")
     model = model.to(_device(device)).eval().requires_grad_(False)
     return Subject(name, origin, model, defenses, find_roles(model), Normaliser(model), images)
+
+
+def _check_other(name: str, images: Pictures, held: FederatedData, data: Config, own: Config) -> None:
+    """Raises ConfigError: data of other classes than the run's, or test pictures that the run trained on."""
+    pairs = zip_longest(images.class_names, held.class_names[: len(images.class_names)])
+    if odd := next(((place, *pair) for place, pair in enumerate(pairs) if pair[0] != pair[1]), None):
+        place, found, wanted = odd
+        expected = f"classes called as those of {name}, in their order: class {place} is {found}, there {wanted}"
+        raise ConfigError("data", f"{len(images.class_names)} classes", expected)
+    seen = len(set(images.images.ids).intersection(held.train.ids)) if _source(data) == _source(own) else 0
+    if seen:
+        fault = f"{name} was trained on {seen:,} of the {len(images):,} test pictures: leave data out, or divide it as"
+        raise ConfigError("data.seed", data.get("seed"), fault=f"{fault} the run did (data.seed={own.get('seed')})")
+
+
+def _source(data: Config) -> Config:
+    """What says which picture an id stands for."""
+    found = {key: value for key, value in data.items() if key not in DIVIDING and value is not None}
+    return found | ({"path": Path(str(found["path"])).expanduser().resolve()} if "path" in found else {})
 
 
 def _read(model: nn.Module, path: Path, key: str) -> None:

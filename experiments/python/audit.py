@@ -108,7 +108,7 @@ def audit(
     model: nn.Module,
     dataset: Own,
     attacks: Attacks = ("patch_gradient", "labels"),
-    defenses: Sequence[Named | Sequence[Named]] = ((),),
+    defenses: Named | Sequence[Named | Sequence[Named]] = ((),),
     *,
     bounds: Options = (),
     finetune: NamedFinetune = "full",
@@ -133,7 +133,7 @@ def audit(
         attacks: names of `conf/attack`, with settings as `{"dlg": {"steps": 100}}`; objects of your own, which
             `{"short": Mine(10), "long": Mine(100)}` gives names.
         defenses: one run for each entry, which is a name, `{name: settings}`, an object, or several of these;
-            `()` is no defense.
+            `()` is no defense. One name, `{name: settings}` or object alone is one run.
         bounds: names of `conf/bound`, with settings as attacks have them: what stands beside the attacks' results.
         finetune: what clients train and share, as for `fedsim.observe`.
         num_images, batch_size: how many images, and how many in one update, a multiple of which the first is.
@@ -216,7 +216,7 @@ def _attacks(attacks: Attacks) -> tuple[dict[str, Attack], dict[str, Any]]:
         own = {name: attack for name, attack in pairs.items() if isinstance(attack, Attack)}
         rest = {name: settings for name, settings in pairs.items() if name not in own} if own else named
         found = _options("attack", [rest]) | {name: _recorded(attack) for name, attack in own.items()}
-        if twice := (own.keys() & chosen.keys()) | (objects.keys() & found.keys()):
+        if twice := found.keys() & chosen.keys():
             raise ConfigError("attacks", min(twice), "each attack once: {name: object} gives an object another name")
         chosen |= found
         objects |= {name: _copied("attacks", attack) for name, attack in own.items()}
@@ -247,14 +247,19 @@ def _options(group: str, given: Options) -> dict[str, Any]:
             objects = ", or objects of a subclass of fedsim.Attack" if group == "attack" else ""
             raise ConfigError(f"{group}s", one, f"names of conf/{group}, or {{name: settings}}{objects}")
         for name, changes in ({one: {}} if isinstance(one, str) else one).items():
+            if name in chosen:
+                raise ConfigError(f"{group}s", name, f"each {group} once")
             chosen[name] = option(group, name, changes)
     return chosen
 
 
-def _named(defenses: Sequence[Named | Sequence[Named]]) -> dict[str, Named | Sequence[Named]]:
+def _named(defenses: Named | Sequence[Named | Sequence[Named]]) -> dict[str, Named | Sequence[Named]]:
     """Each set of defenses under its names, with the settings that were given; equal names are numbered."""
+    sets = [defenses] if isinstance(defenses, str | Mapping | Defense) else list(defenses)
+    if not sets:
+        raise ConfigError("defenses", defenses, "one entry or more: [[]] is one run without a defense")
     named: dict[str, Named | Sequence[Named]] = {}
-    for chosen in defenses:
+    for chosen in sets:
         several = [chosen] if isinstance(chosen, str | Mapping | Defense) else list(chosen)
         name = "+".join(_words(one) for one in several) or "none"
         count = sum(other == name or other.startswith(f"{name} #") for other in named)

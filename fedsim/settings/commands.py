@@ -12,6 +12,7 @@ from fedsim.settings.groups import (
     ObserveSettings,
     RaySettings,
     SimulationSettings,
+    usual_images,
     usual_simulation,
 )
 from fedsim.settings.local.augment import STAGE, stage
@@ -169,6 +170,10 @@ class AuditConfig(JobConfig):
             if self.bound:
                 wanted = "[] beside observation=: bounds are computed from the clients' images, which it does not hold"
                 raise ConfigError("bound", list(self.bound), wanted)
+            for key, usual in usual_images().items():
+                if (given := getattr(self.audit, key)) != usual:
+                    wanted = "left out beside observation=: all that it holds is attacked, one update at a time"
+                    raise ConfigError(f"audit.{key}", given, wanted)
             return
         crews = self.simulation.attack_crews.items()
         for name, key, value in [(name, *one) for name, crew in crews for one in crew.items() if one[0] != "timeout"]:

@@ -188,8 +188,16 @@ class SimulationSettings:
 @cache
 def usual_simulation() -> dict[str, Any]:
     """The simulation as it is where nobody sets anything."""
-    text = files("conf").joinpath("simulation/ray.yaml").read_text("utf-8")
-    usual: Any = OmegaConf.to_container(OmegaConf.create(text))
+    return _written("simulation/ray.yaml")
+
+
+def usual_images() -> dict[str, Any]:
+    """What an audit takes where nobody sets anything."""
+    return dict(_written("audit.yaml")["audit"])
+
+
+def _written(name: str) -> dict[str, Any]:
+    usual: Any = OmegaConf.to_container(OmegaConf.create(files("conf").joinpath(name).read_text("utf-8")))
     return dict(usual)
 
 

@@ -22,7 +22,7 @@ from fedsim.testing import (
 
 NOISE, TOPK = GradientNoise(0.1).transform_update, TopK(0.1, error_feedback=False).transform_update
 NANO = ModelSpec("vit_nano_patch2_8", 10)
-PICTURE = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+PICTURE = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(6))
 
 
 @dataclass
@@ -38,6 +38,15 @@ def first_come(update, rng):
 def in_place(update, rng):
     update.tensors["weight"].mul_(2)
     return update
+
+
+def noise_in_place(update, rng):
+    update.tensors["weight"].add_(torch.randn(update.tensors["weight"].shape, generator=rng))
+    return update
+
+
+def naming(update, rng):
+    return replace(update, tensors={**update.tensors, "more": torch.zeros(1)})
 
 
 def forgetful(update, rng):
@@ -63,6 +72,10 @@ def test_defenses_that_keep_the_contracts():
     ("check", "words"),
     [
         (lambda: check_identity(TOPK), "weight was changed"),
+        (lambda: check_identity(in_place), "weight was changed"),
+        (lambda: check_identity(naming), "more was changed"),
+        (lambda: check_identity(lambda update, _: replace(update, kind="delta")), "kind was changed"),
+        (lambda: check_identity(lambda update, _: replace(update, num_examples=5)), "num_examples was changed"),
         (lambda: check_effect(unchanged), "nothing was changed"),
         (lambda: check_effect(in_place), "in place"),
         (lambda: check_effect(forgetful), "bias is missing"),
@@ -70,6 +83,7 @@ def test_defenses_that_keep_the_contracts():
         (lambda: check_replay(first_come, random=True), "order"),
         (lambda: check_replay(lambda update, _: NOISE(update, torch.Generator()), random=True), "changes nothing"),
         (lambda: check_replay(NOISE, random=False), "changes the result"),
+        (lambda: check_replay(noise_in_place, random=False), "changes the result"),
     ],
 )
 def test_defenses_that_break_them(check, words):
@@ -97,8 +111,38 @@ def test_attacks():
         seen.update.tensors["head.weight"].zero_()
         return Found(PICTURE)
 
-    with pytest.raises(AssertionError, match="wrote into"):
-        check_attack_replay(write, observation)
+    def write_weights(seen, *_):
+        next(iter(seen.global_state.values())).zero_()
+        return Found(PICTURE)
+
+    for writer in (write, write_weights):
+        with pytest.raises(AssertionError, match="wrote into"):
+            check_attack_replay(writer, observation)
+
+
+def test_labels_alone_are_a_result_and_no_picture():
+    observation = observe(NANO, PICTURE, [3])
+    check_attack_replay(lambda *_: Found(None), observation)
+    with pytest.raises(AssertionError, match="gave no picture"):
+        check_beats_noise(lambda *_: Found(None), observation, PICTURE, decibels=1)
+
+
+def test_no_draw_of_the_attack_is_the_picture_or_the_noise_of_the_defense():
+    grey = torch.full_like(PICTURE, 0.5)
+    drawn = torch.rand(PICTURE.shape, generator=torch.Generator().manual_seed(0))
+    plain, noisy = observe(NANO, drawn, [3]), observe(NANO, drawn, [3], NOISE)
+
+    def first_draw(seen, rng, device):
+        true = torch.equal(seen.update.tensors["head.weight"], plain.update.tensors["head.weight"])
+        return Found(torch.rand(PICTURE.shape, generator=rng) if true else grey)
+
+    def same_noise(seen, rng, device):
+        again = NOISE(plain.update, rng).tensors
+        return Found(drawn if torch.equal(again["head.weight"], seen.update.tensors["head.weight"]) else grey)
+
+    for attack, seen in ((first_draw, plain), (same_noise, noisy)):
+        with pytest.raises(AssertionError, match="with noise in its place"):
+            check_beats_noise(attack, seen, drawn, decibels=10)
 
 
 def test_refusals():

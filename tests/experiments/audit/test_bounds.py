@@ -93,6 +93,10 @@ def test_bounds_are_of_the_clients_that_are_audited(audit):
         (["bound=[gaussian_reference]", "bound.gaussian_reference.image_std=0"], "image_std"),
         (["bound=[]", "attack=[]"], "at least one attack"),
         (["bound=[pairs]", "observation=runs/x"], "computed from the clients' images, which it does not hold"),
+        (["audit.num_images=2", "observation=runs/x"], "audit.num_images=2: must be left out beside observation="),
+        (["audit.batch_size=2", "observation=runs/x"], "audit.batch_size=2: must be left out"),
+        (["audit.select=first", "observation=runs/x"], "audit.select=first: must be left out"),
+        (["audit.victims=2", "observation=runs/x"], "audit.victims=2: must be left out"),
     ],
 )
 def test_mistakes_are_answered_in_one_line_before_anything_starts(command, tmp_path, settings, words):

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+import fedsim
 from attacks.base import Attack, Certificate, Reconstruction
 from defenses import Defense
 from fedsim.effects import Effect
+from fedsim.errors import ConfigError
 from fedsim.report.render import build_comparison
 from tests.experiments.run_files import rows
 
@@ -103,3 +105,28 @@ def test_a_defense_is_judged_by_the_effect_that_it_publishes(judged):
     assert "as the model saw" in (folder / "report.html").read_text()
     silent, _ = judged(f"+defense.own._target_={HERE}.SilentlyTurned", "attack=[patch_gradient]")
     assert (silent["level"], silent["certified"], silent["recognisable_as_seen"]) == ("broken", 0, 8)
+
+
+MODEL = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+DATA = torch.rand(8, 3, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 5
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"attacks": [{"dlg": {"steps": 1}}, {"dlg": {"steps": 2}}]}, "^attacks=dlg: must be each attack once"),
+        ({"attacks": [ZeroLabels(), ZeroLabels()]}, "^attacks=ZeroLabels: must be each attack once"),
+        ({"bounds": ["determined", {"determined": {}}]}, "^bounds=determined: must be each bound once"),
+        ({"defenses": []}, r"^defenses=\[\]: .*\[\[\]\] is one run without a defense"),
+    ],
+)
+def test_what_names_a_part_twice_or_no_run_is_refused(parts, words):
+    with pytest.raises(ConfigError, match=words):
+        fedsim.audit(MODEL, DATA, **{"attacks": "labels", "num_images": 1, **parts})
+
+
+@pytest.mark.parametrize(
+    ("alone", "name"), [("half", "half"), ({"half": {}}, "half"), (Turned(), "Turned"), (["half"], "half")]
+)
+def test_one_defense_alone_is_one_run(alone, name):
+    assert list(fedsim.audit(MODEL, DATA, "labels", alone, num_images=1).folders) == [name]

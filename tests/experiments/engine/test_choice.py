@@ -6,7 +6,15 @@ from torch import nn
 
 from experiments.cli import validation
 from experiments.engine import choice as engine_choice
-from experiments.engine.choice import Estimate, estimate_audit, estimate_jobs, estimate_run, forward_flops, with_engine
+from experiments.engine.choice import (
+    Estimate,
+    estimate_audit,
+    estimate_jobs,
+    estimate_run,
+    forward_flops,
+    on_engine,
+    with_engine,
+)
 from experiments.engine.ray_only import KEYS
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
@@ -83,9 +91,26 @@ def test_in_this_process_clients_have_no_gpu_that_workers_would_not_have(machine
     machine(4, gpu=True)
     config = config_of(load_config("audit", *AUDIT))
     assert with_engine(config, "4 updates", lambda: SHORT).client.device == "cpu"
-    assert with_engine(config, "4 updates", lambda: LONG).client.device == "auto"
+    assert with_engine(config, "4 updates", lambda: LONG).client.device == "cpu"
     wanted = with_engine(config_of(load_config("audit", *AUDIT, "client.device=cuda")), "4 updates", lambda: LONG)
     assert (wanted.simulation.engine, wanted.client.device) == ("inline", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "settings", "device"),
+    [
+        (True, [], "cpu"),
+        (True, ["simulation.num_gpus=0.5"], "auto"),
+        (True, ["client.device=cuda", "simulation.num_gpus=0.5"], "cuda"),
+        (False, [], "auto"),
+        (False, ["ray.address=127.0.0.1:6379"], "cpu"),
+    ],
+)
+def test_workers_that_asked_for_no_gpu_have_none(machine, gpu, settings, device):
+    machine(4, gpu=gpu)
+    config = config_of(load_config("audit", *AUDIT, "simulation=ray", *settings))
+    assert on_engine(config, "ray").client.device == device
+    assert with_engine(config, "4 updates", lambda: pytest.fail("asked")).client.device == device
 
 
 def test_a_gpu_that_is_not_there_is_refused(machine):

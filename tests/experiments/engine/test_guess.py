@@ -6,9 +6,12 @@ import math
 import pytest
 import torch
 
+import fedsim
+from attacks.base import Attack, Needs, NotApplicable
 from experiments.engine.guess import not_attacked, public_mean
 from experiments.engine.setup import prepare
 from fedsim.data.copies import contents
+from fedsim.errors import ConfigError, require
 from fedsim.ground_truth import GroundTruth
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
@@ -99,6 +102,65 @@ def test_results_say_whether_the_attack_reads_the_gradient(command, tmp_path, se
 def seen_by_model(*overrides):
     setup = prepare(settings("audit", "data=digits", "model=vit_nano", "attack=[patch_gradient]", *overrides))
     return setup._public[0]
+
+
+class DrawnToMean(Attack):
+    """Its needs are the usual ones."""
+
+    shrinks_to_mean = True
+
+    def run(self, observation, rng, device):
+        raise NotApplicable("never run")
+
+
+class Polisher(DrawnToMean):
+    """Goes on from another attack's images, and brings a prior along."""
+
+    shrinks_to_mean, cost = False, 3.0
+    needs = Needs(auxiliary=True)
+    learned_from = frozenset({"there"})
+
+    def polish(self, observation, result, rng, device):
+        return result
+
+    def check_image_shape(self, image_shape):
+        require("side", image_shape[1], image_shape[1] == 8, "8")
+
+
+def prepared(*overrides):
+    return prepare(settings("audit", "data=digits", "model=vit_nano", "attack=[fc_bias]", *overrides))
+
+
+THEN = f"+attack.fc_bias.then={{own: {{_target_: {__name__}.Polisher}}}}"
+
+
+@pytest.mark.parametrize("overrides", [[f"+attack.own._target_={__name__}.DrawnToMean"], [THEN]])
+def test_who_draws_to_a_mean_and_who_goes_on_from_an_attack_have_public_images(overrides):
+    assert not prepared().wants_auxiliary
+    assert prepared(*overrides).wants_auxiliary
+
+
+def test_who_goes_on_from_an_attack_counts_as_an_attack():
+    setup = prepared(THEN)
+    assert (setup.attack_costs, setup.learned_from) == ((0.0, 3.0), {"fc_bias": {"there"}})
+    with pytest.raises(ConfigError, match=r"^attack\.fc_bias\.then\.side=224: must be 8"):
+        prepared(THEN, "model=vit_tiny")
+
+
+def test_a_score_does_not_depend_on_the_other_attacks(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 5))
+    rng = torch.Generator().manual_seed(0)
+    data = torch.rand(40, 3, 8, 8, generator=rng), torch.arange(40) % 5
+    scores = [
+        fedsim.audit(model, data, attacks, ["ats"], num_images=3, run_dir=tmp_path / str(len(attacks)))
+        for attacks in (["fc_bias"], ["fc_bias", "labels"])
+    ]
+    alone, beside = (
+        [one.scores for one in found.results["ats"] if one.attack == "fc_bias" and one.status == "done"]
+        for found in scores
+    )
+    assert alone
+    assert alone == beside
 
 
 def test_what_defenses_make_of_images_is_measured_on_public_ones():

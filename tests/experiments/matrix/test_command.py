@@ -280,6 +280,18 @@ def test_two_processes_are_not_at_work_in_one_folder(matrix, computed, tmp_path)
         (["+matrix.defenses.x=[half,'num_rounds=0']", "matrix.rows=[none,x]"], ["matrix.defenses.x", "num_rounds=0"]),
         (["+matrix.attacks.x=[]", "matrix.columns=[x]"], ["matrix.attacks.x", "one option"]),
         (["+matrix.defenses.x=5", "matrix.rows=[x]"], ["matrix.defenses.x=5", "a list"]),
+        (["+matrix.defenses.x=['seed=3']"], ["matrix.defenses.x=seed=3", "seed is set for the whole matrix"]),
+        (["+matrix.defenses.x=[half,'+attack.own.y=1']"], ["matrix.defenses.x=+attack.own.y=1", "no row has its own"]),
+        (
+            ["+matrix.defenses.x=['simulation.threads=2']"],
+            ["matrix.defenses.x=simulation.threads=2", "simulation is set"],
+        ),
+        (
+            ["matrix.attacks.labels=[labels,'audit.batch_size=4']"],
+            ["matrix.attacks.labels=audit.batch_size=4", "labels.KEY"],
+        ),
+        (["matrix.attacks.labels=[labels,'seed=3']"], ["matrix.attacks.labels=seed=3"]),
+        (["matrix.attacks.labels=[labels,'client.share=delta']"], ["matrix.attacks.labels=client.share=delta"]),
         (["matrix.attacks.labels=[labels,'labels.rule=llgg']"], ["attack.labels.rule=llgg"]),
         (["num_clients=100000"], ["100000"]),
         (["audit.num_images=100000"], ["audit.num_images=100000"]),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -127,3 +129,33 @@ def test_what_cannot_be_loaded(write_run, settings, tmp_path):
         with pytest.raises(ConfigError, match=words):
             load_subjects(given)
     assert load_subjects(settings([few]))
+
+
+def test_pictures_that_a_run_trained_on_test_nothing(write_run, settings):
+    run = write_run("a", data={**DATA, "seed": 1})
+    with pytest.raises(
+        ConfigError, match=r"^data\.seed=0: no defense was trained on \d+ of the 40 test pictures: leave data"
+    ):
+        load_subjects(settings([run], data=DATA))
+    alone, again = (load_subjects(settings([run], data=data)) for data in ({}, {**DATA, "seed": 1}))
+    assert alone[0].pictures.images.ids == again[0].pictures.images.ids
+
+
+class Called:
+    """The digits, under other names."""
+
+    def __init__(self, names: list[str], **_: object) -> None:
+        self.names = names
+
+    def load(self):
+        return replace(Digits(0.2, 0.0, 0).load(), class_names=tuple(self.names))
+
+
+def test_labels_of_other_data_are_the_run_s(write_run, settings):
+    run = write_run("a")
+    called = {"_target_": f"{__name__}.Called"}
+    own = list(Digits(0.2, 0.0, 0).load().class_names)
+    assert load_subjects(settings([run], data={**called, "names": own}))
+    for names, words in (([*own[:8], own[9], own[8]], "class 8 is 9, there 8"), (["x", *own[1:]], "class 0 is x")):
+        with pytest.raises(ConfigError, match=rf"^data=10 classes: .*{words}"):
+            load_subjects(settings([run], data={**called, "names": names}))
