@@ -168,11 +168,11 @@ class DefenseChain(Defense):
 
     @property
     def repeatable(self) -> bool:
-        return all(defense.repeatable and _own_word(defense, "repeatable") for defense in self.defenses.values())
+        return all(defense.repeatable and own_word(defense, "repeatable") for defense in self.defenses.values())
 
     def effects(self) -> tuple[Effect, ...]:
         named = self.defenses.items()
-        each = (one.effects() if _own_word(one, "effects") else (Unpublished(name),) for name, one in named)
+        each = (one.effects() if own_word(one, "effects") else (Unpublished(name),) for name, one in named)
         return tuple(effect for effects in each for effect in effects)
 
     def check(self, plan: Plan) -> None:
@@ -210,7 +210,7 @@ class DefenseChain(Defense):
         """
         if any(isinstance(effect, Unpublished) for effect in self.effects()):
             return {}
-        own = {name: one for name, one in self.defenses.items() if _own_word(one, "gaussian_dp")}
+        own = {name: one for name, one in self.defenses.items() if own_word(one, "gaussian_dp")}
         each = {name: proven for name, one in own.items() if (proven := one.gaussian_dp()) is not None}
         counted = {name: proven if proven.unit == "update" else self._counted(proven) for name, proven in each.items()}
         return {name: proven for name, proven in counted.items() if proven is not None}
@@ -294,7 +294,7 @@ def _check_result(place: str, result: object, wanted: type, hint: str) -> None:
         raise TypeError(f"{place} gave a {type(result).__name__}, no {wanted.__name__}: return {hint}")
 
 
-def _own_word(defense: Defense, declaration: str) -> bool:
+def own_word(defense: Defense, declaration: str) -> bool:
     """Whether it was declared by the class that has the last hook, or below: a subclass must speak for itself."""
     classes = type(defense).__mro__
     declared = next(place for place, cls in enumerate(classes) if declaration in vars(cls))

@@ -179,7 +179,7 @@ class AddsRegression(Effect):
 
     module: str
     weight: float | Callable[[int], float] | None = None
-    KEEPS = ("equations", "head")
+    KEEPS = ("images", "equations", "head")
 
     def at(self, server_round: int) -> Self:
         return replace(self, weight=self.weight(server_round)) if callable(self.weight) else self

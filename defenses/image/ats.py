@@ -85,7 +85,11 @@ class AutomaticTransformation(Defense):
         self._normalisation: Normalisation | None = None
 
     def effects(self) -> tuple[Effect, ...]:
-        return (TransformsImages(),)
+        return (TransformsImages(),) if self._changes else ()
+
+    @property
+    def _changes(self) -> bool:
+        return bool(self.policies or self.crop_padding or self.flip)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """The model stays; its normalisation is what pictures are taken back by."""
@@ -95,7 +99,7 @@ class AutomaticTransformation(Defense):
     def transform_batch(self, batch: Batch, rng: torch.Generator) -> Batch:
         if self._normalisation is None:
             raise RuntimeError("ats learns the model's normalisation in wrap_model: call it first")
-        if not (self.policies or self.crop_padding or self.flip):
+        if not self._changes:
             return batch
         return on_bytes(batch, self._normalisation, lambda image: self._transformed(image, rng))
 

@@ -131,7 +131,8 @@ class MaskedJigsawPuzzle(Defense):
         return not self.needs_positions
 
     def effects(self) -> tuple[Effect, ...]:
-        found: list[Effect] = [TransformsImages()]
+        same = self.ratio == 0.0 or self.probability == 0.0 or self.shuffle == "none"
+        found: list[Effect] = [] if same else [TransformsImages()]
         found += [MasksPositions(UNKNOWN)] if self.embedding == "unknown" else []
         found += [AddsPositions(INDEX)] if self.embedding == "indexed" else []
         return (*found, *([] if self.dal == "none" else [AddsRegression(LOCALISER, self.dal_weight.at)]))
@@ -194,6 +195,9 @@ class MaskedJigsawPuzzle(Defense):
                 if isinstance(other, Withhold) and plan.client.get("share") != "gradient":
                     expected += f" (or defense.{name}.mode=local: each client goes on from its own)"
                 raise ConfigError("defense.mjp.dal", self.dal, expected)
+        if self.dal != "none" and self.embedding != "unknown" and self.ratio > 0.0 and self.probability > 0.0:
+            expected = "unknown beside dal and a mask (no row of Table 4), or ratio=0: no other tells what is regressed"
+            raise ConfigError("defense.mjp.embedding", self.embedding, expected)
         shuffles_alone = self.ratio > 0 and self.shuffle == "patches" and not self.needs_positions
         if self._layout is not None and shuffles_alone and int(self.ratio * self._layout.tokens) < 2:
             _warn_of_identity(names[place], self.ratio, self._layout.tokens)

@@ -66,10 +66,15 @@ class Localiser(nn.Module):
         self.register_buffer("coordinates", grid_coordinates(grid, unit), persistent=False)
 
     def forward(self, embedding: Float[Tensor, "tokens width"], share: Float[Tensor, " tokens"]) -> Float[Tensor, ""]:
-        """Σ_n share_n·|g(e_n) - (row, column)_n|, mean over the two coordinates; see `unmasked_share`."""
-        found = embedding @ principal_directions(embedding[share > 0]) if self.head == "pca" else self.layers(embedding)
-        distance = (found - self.coordinates).abs().mean(dim=1)
-        return share.to(distance) @ distance
+        """Σ_n share_n·|g(e_n) - (row, column)_n|, mean over the two coordinates; see `unmasked_share`.
+
+        In the parameters' own precision, whatever the training's: QR decompositions have no other on CUDA.
+        """
+        with torch.autocast(embedding.device.type, enabled=False):
+            pca = self.head == "pca"
+            found = embedding @ principal_directions(embedding[share > 0]) if pca else self.layers(embedding)
+            distance = (found - self.coordinates).abs().mean(dim=1)
+            return share.to(distance) @ distance
 
 
 def grid_coordinates(grid: tuple[int, int], unit: bool = False) -> Float[Tensor, "tokens 2"]:

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import takewhile
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from defenses.base import Batch, BatchGradient, Defense, Plan
+from defenses.mjp.defense import MaskedJigsawPuzzle
 from defenses.settings import choice, number
 from fedsim.effects import Effect, PrunesFeatures
 from fedsim.errors import ConfigError
@@ -67,6 +69,18 @@ class Soteria(Defense):
         precision = plan.client.get("precision", "float32")
         if self.per == "image" and self.prune_rate > 0.0 and precision != "float32":
             raise ConfigError("client.precision", precision, "float32 beside defense.soteria.per=image")
+        if self.per == "image" and self.prune_rate > 0.0:
+            self._check_order(plan)
+
+    def _check_order(self, plan: Plan) -> None:
+        """What leaves the mean is reckoned of gradients as they were taken; a puzzle only gives the batch its mask."""
+        own = next((name for name, defense in plan.defenses.items() if defense is self), "soteria")
+        for name, other in takewhile(lambda one: one[1] is not self, plan.defenses.items()):
+            if type(other).gradient is not Defense.gradient and not isinstance(other, MaskedJigsawPuzzle):
+                expected = (
+                    f"{own} first: with per=image it subtracts each picture's part of a gradient that {name} changes"
+                )
+                raise ConfigError("defense", f"[{', '.join(plan.defenses)}]", expected)
 
     def gradient(self, model: nn.Module, batch: Batch, compute: BatchGradient, rng: torch.Generator) -> State:
         if self._heads is None:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan
+from defenses.base import Batch, BatchGradient, ClientRound, Defense, Plan, own_word
 from defenses.privacy.accounting import gaussian_epsilon, rdp_epsilon, sampled_gaussian_rdp
 from defenses.privacy.buffers import floating_buffers, refuse_changed
 from defenses.privacy.sampled import composed_epsilon
@@ -225,9 +225,11 @@ def count_rate(memory: State, rate: float) -> None:
 def keeps_images_apart(defense: Defense) -> bool:
     """Whether it says of itself, as `per_picture`, that it does no more than change each picture of a batch by itself.
 
-    Its random draws must be the same whatever the pictures are, and losses and gradients must stay as they are.
+    Its random draws must be the same whatever the pictures are, and losses and gradients must stay as they are. Who
+    inherits the word, and has hooks of its own, has not said it.
     """
-    return getattr(defense, "per_picture", False) is True
+    said = hasattr(type(defense), "per_picture") and own_word(defense, "per_picture")
+    return said and getattr(defense, "per_picture", False) is True
 
 
 def clipped_sum(gradients: State, max_norm: float, per_layer: bool) -> tuple[State, int]:

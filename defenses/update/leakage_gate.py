@@ -37,6 +37,13 @@ class SelfAttack(Protocol):
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Any: ...
 
 
+@runtime_checkable
+class Finishing(Protocol):
+    """An attack whose images another goes on from (`then`)."""
+
+    def finish(self, observation: Observation, result: Any, rng: torch.Generator, device: torch.device) -> Any: ...
+
+
 class LeakageGate(Defense):
     """Withholds the whole update where an attack on it comes closer to the client's pictures than a guess does.
 
@@ -48,9 +55,10 @@ class LeakageGate(Defense):
 
     It vouches for the attack that it runs, against the client's own pictures as they were before any defense, and for
     no other: a stronger attack may rebuild what it lets through, and where its attack does not apply, or finds nothing
-    finite, everything is let through. That a client is silent tells the server that its update was revealing, and the
-    leakage that it reports tells how much: both are read off the pictures themselves, so no (ε, δ) of a defense beside
-    it would hold. A client pays the time of the attack each time.
+    finite, everything is let through. A client has no public images: a server that has some may reach more by the same
+    attack. That a client is silent tells the server that its update was revealing, and the leakage that it reports
+    tells how much: both are read off the pictures themselves, so no (ε, δ) of a defense beside it would hold. A client
+    pays the time of the attack each time.
 
     A round in which a client is not due follows the verdict of its last check.
 
@@ -147,7 +155,10 @@ class LeakageGate(Defense):
         try:
             with seeded_globals(seed, "leakage_gate"), full_float32():
                 attack.check(observation)
-                result = attack.run(observation, torch.Generator().manual_seed(seed), device)
+                drawn = torch.Generator().manual_seed(seed)
+                result = attack.run(observation, drawn, device)
+                if isinstance(attack, Finishing):
+                    result = attack.finish(observation, result, drawn, device)
         except (NotApplicable, NotFiniteError):
             return 0.0
         self._attacked = True

@@ -24,8 +24,9 @@ class Withhold(Defense):
         patterns: globs on the names of parameters (`blocks.0.attn.*`), of floating-point buffers
             (`bn1.running_mean`), and of roles in `ViTRoles` (`patch_weight`, `qkv_*`).
         mode: `private`: trained in the local steps, and lost when the client's turn ends; `local`: trained, and kept
-            on the client for its next turn (FedPer, Arivazhagan et al. 2019); `frozen`: never trained (buffers follow
-            the batches all the same, and are lost).
+            on the client for its next turn (FedPer, Arivazhagan et al. 2019), so that the server evaluates them as it
+            sent them first and clients (`strategy.fraction_evaluate`) as they trained them; `frozen`: never trained
+            (buffers follow the batches all the same, and are lost).
     """
 
     def __init__(self, patterns: str | Sequence[str] = ("patch_weight",), mode: str = "private") -> None:
@@ -49,22 +50,41 @@ class Withhold(Defense):
         return (Withholds(),)
 
     def check(self, plan: Plan) -> None:
-        """Raises ConfigError for `local` where nothing is trained."""
+        """Raises ConfigError for `local` where nothing is trained, and where a later defense changes what is named."""
         if self.mode == "local" and plan.client["share"] == "gradient":
             raise ConfigError(
                 "defense.withhold.mode", self.mode, "private or frozen: a client that shares a gradient trains nothing"
             )
+        order = list(plan.defenses.items())
+        place = next((index for index, (_, defense) in enumerate(order) if defense is self), len(order))
+        later = [name for name, other in order[place + 1 :] if type(other).wrap_model is not Defense.wrap_model]
+        if self._names is None or not later:
+            return
+        roles = parameters_by_role(find_roles(plan.model))
+        tensors = [*dict(plan.model.named_parameters()), *_floating_buffers(plan.model)]
+        now = {name for pattern in self.patterns for name in _matched(pattern, tensors, roles)}
+        if changed := sorted(now ^ self._names):
+            expected = f"{order[place][0]} behind {' and '.join(later)}: it learns what its patterns name where it "
+            expected += f"stands, and {changed[0]} is {'added' if changed[0] in now else 'removed'} later"
+            raise ConfigError("defense", f"[{', '.join(plan.defenses)}]", expected)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Raises ConfigError where a pattern matches nothing, nothing of it is trained, or nothing is left to share."""
+        """Raises ConfigError where a pattern matches nothing, or nothing trained, or where nothing is left to share."""
         trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        persistent = model.state_dict().keys()
-        buffers = [name for name, b in model.named_buffers() if b.is_floating_point() and name in persistent]
-        every = [*(name for name, _ in model.named_parameters()), *buffers]
-        self._names = frozenset(matching(self.patterns, every, parameters_by_role(find_roles(model))))
-        if self._names and not self._names & {*trainable, *buffers}:
-            expected = "something that is trained: of these nothing is shared as it is"
-            raise ConfigError("defense.withhold.patterns", list(self.patterns), expected)
+        buffers, roles = _floating_buffers(model), parameters_by_role(find_roles(model))
+        every = [*dict(model.named_parameters()), *buffers]
+        for pattern in self.patterns:
+            found = matching([pattern], every, roles)
+            if not found & {*trainable, *buffers}:
+                layers = {layer for name in found if (layer := name.rpartition(".")[0])}
+                beside = [name for name in every if name in trainable and name.rpartition(".")[0] in layers]
+                expected = "something that is trained: of this nothing is shared as it is"
+                raise ConfigError(
+                    "defense.withhold.patterns",
+                    pattern,
+                    expected + (f"; trained beside it: {', '.join(beside[:2])}" if beside else ""),
+                )
+        self._names = frozenset(matching(self.patterns, every, roles))
         if not trainable - self._names:
             raise ConfigError("defense.withhold.patterns", list(self.patterns), "fewer: no parameter is left to share")
         if self.mode == "frozen":
@@ -102,6 +122,12 @@ def parameters_by_role(roles: ViTRoles) -> dict[str, tuple[str, ...]]:
     }
 
 
+def _floating_buffers(model: nn.Module) -> list[str]:
+    """The names of those that are part of the model's state."""
+    persistent = model.state_dict().keys()
+    return [name for name, b in model.named_buffers() if b.is_floating_point() and name in persistent]
+
+
 def matching(patterns: Sequence[str], tensors: Sequence[str], roles: Mapping[str, Sequence[str]]) -> set[str]:
     """The tensors whose name, or the name of whose role, a pattern matches.
 
@@ -110,11 +136,15 @@ def matching(patterns: Sequence[str], tensors: Sequence[str], roles: Mapping[str
     """
     result: set[str] = set()
     for pattern in patterns:
-        matched = {name for name in tensors if fnmatchcase(name, pattern)}
-        matched |= {name for role, names in roles.items() if fnmatchcase(role, pattern) for name in names}
+        matched = _matched(pattern, tensors, roles)
         if not matched:
             there = f" Roles of this model: {', '.join(roles)}." if roles else ""
             expected = "it matches no parameter, buffer or role." + nearest(pattern, [*roles, *tensors]) + there
             raise ConfigError("defense.withhold.patterns", pattern, fault=expected)
         result |= matched
     return result
+
+
+def _matched(pattern: str, tensors: Sequence[str], roles: Mapping[str, Sequence[str]]) -> set[str]:
+    by_role = {name for role, names in roles.items() if fnmatchcase(role, pattern) for name in names}
+    return by_role | {name for name in tensors if fnmatchcase(name, pattern)}

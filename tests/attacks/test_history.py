@@ -104,6 +104,16 @@ def test_rounds_in_which_the_model_saw_other_images_are_not_solved_together(roun
     assert alone.status == "done"
 
 
+def test_rounds_behind_a_regression_that_changes_no_image_are_solved_together():
+    model = ModelSpec("vit_tiny_patch16_224", 10, 4, 2, kwargs={"depth": 1, "embed_dim": 12, "num_heads": 1}).build(0)
+    image = DIGITS[7:8, :, 2:6, 2:6].expand(1, 3, 4, 4)
+    both = [fedsim.observe(model, image, [7], defense="mjp_dal", server_round=r) for r in (1, 2)]
+    assert all(seen.keeps("images") for seen in both)
+    settings = {**SEARCH, "steps": 1, "draws": 0, "certify": False}
+    result = fedsim.attack("gauss_newton", fedsim.History(both), **settings)
+    assert result.status == "done", result.reason
+
+
 def test_rounds_of_different_images_are_said_to_be(rounds, solved):
     """One came out as the mean of public images, and nothing said why."""
     other = fedsim.observe(

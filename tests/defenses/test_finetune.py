@@ -45,10 +45,18 @@ def test_mjp_wants_position_embeddings_that_are_trained(name, model):
 
 
 def test_withholding_what_is_not_trained_is_refused(model):
-    with pytest.raises(ConfigError, match=r"withhold\.patterns=\['patch_weight'\]: must be something that is trained"):
+    with pytest.raises(ConfigError, match=r"withhold\.patterns=patch_weight: must be something that is trained"):
         observe(model, IMAGES, LABELS, finetune="head", defense="withhold")
     with pytest.raises(ConfigError, match="defense=withhold_pe: must be a position embedding that is trained"):
         observe(model, IMAGES, LABELS, finetune="head", defense="withhold_pe")
+
+
+def test_each_pattern_must_name_something_that_is_trained(model):
+    """Else the factors beside the frozen weight would be shared in silence."""
+    both = {"withhold": {"patterns": ["qkv_weight", "head_weights"]}}
+    words = r"patterns=qkv_weight: must be something that is trained.*: blocks\.0\.attn\.qkv\.lora_A, .*\.lora_B$"
+    with pytest.raises(ConfigError, match=words):
+        observe(model, IMAGES, LABELS, finetune="lora", defense=both)
 
 
 def test_what_is_withheld_of_a_recipe_is_told_apart_from_what_is_frozen(model):

@@ -125,6 +125,8 @@ def test_shifts_against_a_loop(down, right):
 def test_without_policies_it_is_the_identity(model):
     batch = batch_of(model=model)
     assert after(AutomaticTransformation([]), batch, model=model) is batch
+    assert AutomaticTransformation([]).effects() == ()
+    assert all(AutomaticTransformation([], **changing).effects() for changing in ({"flip": True}, {"crop_padding": 1}))
 
 
 @pytest.mark.parametrize("model", [SPEC, VIT])

@@ -20,7 +20,7 @@ from defenses import (
 from defenses.mjp import UNKNOWN
 from defenses.mjp.defense import _warn_of_identity
 from defenses.mjp.mask import CHUNK
-from fedsim.effects import Clips
+from fedsim.effects import AddsRegression, Clips
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from tests.defenses.mjp import slow
@@ -290,6 +290,8 @@ def test_checks_what_it_works_with():
         {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["patch_weight", "dal.*", "unknown_embed"])},
         {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["pos_embed"], "local")},
         {"mjp_jp_idx": MaskedJigsawPuzzle(embedding="indexed"), "withhold": Withhold(["*_embed"])},
+        {"mjp_dal": MaskedJigsawPuzzle(0.0, embedding="own", dal="nonlinear")},
+        {"mjp": MaskedJigsawPuzzle(embedding="indexed", dal="linear", probability=0.0)},
     ):
         check(**defenses)
 
@@ -332,11 +334,25 @@ def test_checks_what_it_works_with():
             {"mjp": MaskedJigsawPuzzle(dal="linear"), "withhold": Withhold(["pos_embed"], "frozen")},
             "position embedding.*embedding=own dal=none",
         ),
+        (
+            {"mjp": MaskedJigsawPuzzle(embedding="own", dal="linear")},
+            r"embedding=own: must be unknown beside dal and a mask \(no row of Table 4\), or ratio=0",
+        ),
+        ({"mjp": MaskedJigsawPuzzle(embedding="indexed", dal="pca")}, "embedding=indexed: must be unknown beside dal"),
     ],
 )
 def test_refuses_what_makes_no_sense(defenses, words):
     with pytest.raises(ConfigError, match=words):
         check(**defenses)
+
+
+@pytest.mark.parametrize("identity", [{"ratio": 0.0}, {"probability": 0.0}, {"shuffle": "none"}])
+def test_what_changes_no_image_says_so(identity):
+    settings = {"embedding": "own", "dal": "nonlinear"}
+    effects = MaskedJigsawPuzzle(**settings, **identity).effects()
+    assert [type(effect) for effect in effects] == [AddsRegression]
+    assert all(effect.keeps("images") for effect in effects)
+    assert not all(effect.keeps("images") for effect in MaskedJigsawPuzzle(**settings).effects())
 
 
 def test_who_shares_a_gradient_is_not_told_to_keep_embeddings():

@@ -84,6 +84,17 @@ def test_principal_directions_are_those_of_an_exact_decomposition():
     assert torch.equal(found, principal_directions(rows))
 
 
+@pytest.mark.parametrize("head", [*HEADS, "pca"])
+def test_mixed_precision_leaves_it_as_it_is(head):
+    """Of bfloat16 no QR decomposition exists on CUDA."""
+    localiser, rows, share = Localiser(head, 10, GRID), embedding().detach().float(), unmasked_share(masks())
+    expected = localiser(rows, share)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = localiser(rows, share)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
 def test_the_schedule():
     """The released code's: up to 0.01 in 20, then by cosine to 0.005 in 280."""
     weight = Weight(0.01, 20, 280, 0.005)

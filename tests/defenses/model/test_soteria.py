@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from clients.training import LossGradient
-from defenses import Batch, DefenseChain, Plan, Soteria
+from defenses import Batch, DefenseChain, MaskedJigsawPuzzle, Outpost, Plan, Soteria
 from defenses.model.soteria import feature_scores, kept_features
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
@@ -162,6 +162,23 @@ def test_refuses_models_and_plans():
         each.check(Plan(model, {"precision": "bfloat16"}, {}, {"soteria": each}))
     with pytest.raises(RuntimeError, match="wrap_model"):
         Soteria().gradient(model, batch_of(1), LossGradient(model, DefenseChain(), 0.0), torch.Generator())
+
+
+def test_each_pictures_own_features_are_pruned_before_another_defense_changes_the_gradient():
+    """Behind one that prunes, what is subtracted was no part of the gradient: its negative would be sent."""
+    model, each = SPECS["vit"].build(0), Soteria(per="image")
+    each.wrap_model(model)
+
+    def check(**defenses):
+        each.check(Plan(model, {}, {}, defenses))
+
+    with pytest.raises(ConfigError, match=r"defense=\[outpost, soteria\]: must be soteria first: .* outpost changes"):
+        check(outpost=Outpost(), soteria=each)
+    check(soteria=each, outpost=Outpost())
+    check(mjp=MaskedJigsawPuzzle(), soteria=each)
+    whole = Soteria()
+    whole.wrap_model(model)
+    whole.check(Plan(model, {}, {}, {"outpost": Outpost(), "soteria": whole}))
 
 
 @pytest.mark.parametrize(

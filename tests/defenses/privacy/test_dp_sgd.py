@@ -412,6 +412,24 @@ def test_one_picture_more_or_less_moves_the_sum_of_transformed_pictures_by_the_b
     assert moved == pytest.approx(bound, rel=1e-3)
 
 
+class MixesAfterwards(AutomaticTransformation):
+    """Inherits `per_picture`, which it is not."""
+
+    def transform_batch(self, batch, rng):
+        return Batch((batch.images + batch.images.roll(1, 0)) / 2, batch.labels)
+
+
+class MixesByItsWord(MixesAfterwards):
+    per_picture = True
+
+
+def test_a_subclass_must_say_for_itself_that_it_changes_each_picture_alone():
+    defense = DPSGD()
+    with pytest.raises(ConfigError, match=r"\[dp_sgd, mixing\]: must be no defense beside it that has a `transform_b"):
+        defense.check(plan(VIT.build(0), {"dp_sgd": defense, "mixing": MixesAfterwards()}))
+    defense.check(plan(VIT.build(0), {"dp_sgd": defense, "mixing": MixesByItsWord()}))
+
+
 @pytest.mark.parametrize("beside", [MixUp(), CutMix(), InstaHide()])
 def test_mixed_pictures_are_refused_and_would_move_the_others(beside):
     model, defense = VIT.build(0), DPSGD()

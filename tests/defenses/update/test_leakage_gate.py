@@ -10,7 +10,7 @@ import torch
 from skimage.metrics import peak_signal_noise_ratio
 
 from attacks.analytic import PatchGradient
-from attacks.base import NotApplicable, Reconstruction
+from attacks.base import Attack, NotApplicable, Reconstruction
 from attacks.running import run_attack
 from clients.app import ClientRuntime
 from defenses import (
@@ -138,20 +138,50 @@ def test_measuring_alone_changes_no_bit(client):
         assert found.withheld == expected.withheld
 
 
-@pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
-def test_it_measures_what_the_servers_attack_reaches(share):
-    client = Client("defense=[leakage_gate]", "defense.leakage_gate.threshold=inf", f"client.share={share}")
+NOISY = ("defense=[gradient_noise,leakage_gate]", "defense.gradient_noise.relative_norm=1e-4")
+
+
+@pytest.mark.parametrize(
+    ("defended", "share", "least"),
+    [(("defense=[leakage_gate]",), share, 30) for share in ("gradient", "delta", "weights")]
+    + [(NOISY, "gradient", 10)],
+)
+def test_it_measures_what_the_servers_attack_reaches(defended, share, least):
+    client = Client(*defended, "defense.leakage_gate.threshold=inf", f"client.share={share}")
     update = client.share(5)
     attack = client.config["attack"]["patch_gradient"]
-    outcome = run_attack(client.observation(update), "patch_gradient", attack, 0, torch.device("cpu"))
+    observed = replace(client.observation(update), image_prior=None)  # a client has no public images
+    outcome = run_attack(observed, "patch_gradient", attack, 0, torch.device("cpu"))
     picture = client.setup.data.train.subset([5]).images([0])[0].double().numpy()
     reached, guess = (
         peak_signal_noise_ratio(picture, other, data_range=1)
         for other in (outcome.images[0].double().numpy(), 0 * picture + 0.5)
     )
-    assert reached > 30
+    assert reached > least
     # float32 weights leave fewer digits of a delta, and the last of them decide an almost exact picture's dB.
     assert leakage(client) == pytest.approx((min(reached, 300.0) - guess) / guess, rel=0.05)
+
+
+class Polish(Attack):
+    """Goes on to the images that it is told."""
+
+    def __init__(self, images):
+        self.images = images
+
+    def run(self, observation, rng, device):
+        raise NotApplicable("it goes on from another attack's images")
+
+    def polish(self, observation, result, rng, device):
+        return replace(result, images=self.images)
+
+
+def test_it_judges_what_another_attack_makes_of_the_images(rng):
+    client = Client(*NOISY, "defense.leakage_gate.threshold=inf")
+    client.share(5)
+    alone, client.memory = leakage(client), {}
+    client.gate.attack.then = Polish(client.setup.data.train.subset([5]).images([0]).double())
+    client.share(5)
+    assert leakage(client) > alone + 1
 
 
 def test_an_exact_picture_is_withheld_and_a_mixture_shared():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from defenses import ClientRound, DefenseChain, NoPositionEmbedding, Plan, Withhold
+from defenses import ClientRound, DefenseChain, MaskedJigsawPuzzle, NoPositionEmbedding, Plan, Precode, Withhold
 from defenses.update.withholding import matching, parameters_by_role
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec, find_roles
@@ -148,6 +148,35 @@ def test_roles_that_a_model_lacks():
     chain = DefenseChain({"no_pe": NoPositionEmbedding(), "withhold": Withhold(["pos_embed"])})
     with pytest.raises(ConfigError, match="pos_embed: it matches no"):
         chain.wrap_model(VIT.build(0))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "later", "changed"),
+    [
+        (["head*"], {"precode": Precode(k=4)}, r"head\.bottleneck\.decoder\.bias is added later"),
+        (["*_embed"], {"mjp": MaskedJigsawPuzzle()}, "unknown_embed is added later"),
+        (["pos_embed"], {"no_pe": NoPositionEmbedding()}, "pos_embed is removed later"),
+    ],
+)
+def test_what_a_later_defense_adds_or_removes_is_named_before_anything_starts(patterns, later, changed):
+    (name,) = later
+    settings = {"share": "delta", "training_mode": False}
+    chain = DefenseChain({"withhold": Withhold(patterns, "local"), **later})
+    plan = Plan(chain.wrap_model(VIT.build(0)), settings, {}, chain.defenses)
+    with pytest.raises(
+        ConfigError, match=rf"^defense=\[withhold, {name}\]: must be withhold behind {name}: .*{changed}$"
+    ):
+        chain.check(plan)
+    untouched = DefenseChain({"withhold": Withhold(["patch_weight"], "local"), **later})
+    untouched.check(Plan(untouched.wrap_model(VIT.build(0)), settings, {}, untouched.defenses))
+
+
+def test_behind_what_adds_parameters_it_withholds_them():
+    chain = DefenseChain({"precode": Precode(k=4), "withhold": Withhold(["head*"])})
+    model = chain.wrap_model(VIT.build(0))
+    chain.check(Plan(model, {"share": "gradient"}, {}, chain.defenses))
+    sent = chain.transform_update(Update(dict(model.named_parameters()), "gradient", 2), torch.Generator())
+    assert not [name for name in sent.tensors if name.startswith("head.")]
 
 
 def test_everything_withheld_is_refused():
