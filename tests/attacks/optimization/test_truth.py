@@ -1,6 +1,5 @@
 """First order: at the client's own image the distance is what errors leave, whatever defenses stand in between."""
 
-import itertools
 import math
 
 import pytest
@@ -15,42 +14,15 @@ from attacks.optimization.problem import local_updates, make_update_map, shared_
 from attacks.victim import make_victim
 from fedsim.effects import Sparsifies
 from fedsim.errors import NotApplicable
+from tests.support import kinds_of_updates as kinds
+from tests.support.kinds_of_updates import ADAMW, PAIRS, STEPS, is_left_out
 
+# Noise of a size that is published, as a first-order distance has none of its own to weigh it by.
 DEFENSES = {
-    "withhold": {"patterns": ["3.weight", "3.bias"]},
-    "gradient_clip": {"max_norm": 0.02},
-    "topk": {"ratio": 0.3, "error_feedback": False},
-    "half": {},
-    "qsgd": {"error_feedback": False},
+    **kinds.DEFENSES,
     "gradient_noise": {"relative_norm": None, "std": 1e-4},
     "dp_sgd": {"max_grad_norm": 0.05, "noise_multiplier": 1e-3},
 }
-ONE, THREE = {"share": "delta", "local_steps": 1}, {"share": "delta", "local_steps": 3}
-SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
-DECAYED, MOVING = {**SGD, "weight_decay": 1e-2}, {**SGD, "momentum": 0.9}
-ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "eps": 1e-3, "weight_decay": 0.05}
-STEPS = [
-    {},
-    *({**steps, "optimizer": optimizer} for steps in (ONE, THREE) for optimizer in (SGD, DECAYED, MOVING, ADAMW)),
-    {"share": "weights", "local_steps": 1, "optimizer": DECAYED},
-    {**THREE, "optimizer": SGD, "max_grad_norm": 0.05},
-    {"max_grad_norm": 0.05},
-    {"label_smoothing": 0.1},
-]
-NOT_SIMULATED = (
-    ("topk", "gradient_noise"),  # zeros that noise was added to look like numbers that were sent
-    ("qsgd", "gradient_noise"),
-    ("gradient_clip", "dp_sgd"),
-    ("dp_sgd", "gradient_clip"),
-)
-PAIRS = [pair for pair in itertools.permutations(DEFENSES, 2) if pair not in NOT_SIMULATED]
-
-
-def is_left_out(defenses, how):
-    adaptive = how.get("optimizer") is ADAMW and how.get("local_steps") == 3
-    return "dp_sgd" in defenses and (adaptive or "max_grad_norm" in how)
-
-
 ALONE = [(), *((name,) for name in DEFENSES)]
 ALIKE = [defenses for defenses in ALONE if defenses != ("dp_sgd",)]  # which scales each image by a factor of its own
 
