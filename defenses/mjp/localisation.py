@@ -1,6 +1,7 @@
 """Dense absolute localisation (DAL): unmasked position embeddings tell their row and column (Ren et al. 2023, 3.3)."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +71,8 @@ class Localiser(nn.Module):
 
         In the parameters' own precision, whatever the training's: QR decompositions have no other on CUDA.
         """
-        with torch.autocast(embedding.device.type, enabled=False):
+        kind = embedding.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             pca = self.head == "pca"
             found = embedding @ principal_directions(embedding[share > 0]) if pca else self.layers(embedding)
             distance = (found - self.coordinates).abs().mean(dim=1)

@@ -90,8 +90,10 @@ def sure():
 @pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
 def test_a_zero_update_is_refused(sure, images, share):
     seen = fedsim.observe(sure, images[:1], [3], share=share, local_steps=None if share == "gradient" else 1)
-    result = fedsim.attack("gauss_newton", seen)
-    assert (result.status, result.reason) == ("refused", "nothing was shared: the update is zero")
+    for settings, reason in (({}, "a gradient of zero tells no label"), ({"labels": [3]}, "the update is zero")):
+        result = fedsim.attack("gauss_newton", seen, **settings)
+        assert result.status == "refused"
+        assert reason in result.reason
 
 
 def test_a_client_that_attacks_itself_shares_a_zero_update(sure, images):
