@@ -1,4 +1,4 @@
-"""`simulation=auto` beside `ray` and `inline`: whole commands in turn, each a process of its own.
+"""`simulation=auto` beside `ray` and `inline`: whole commands in turn after a warm-up, each a process of its own.
 
 python -m experiments.benchmarks.auto                                  all workloads, once
 python -m experiments.benchmarks.auto --only audit_tutorial --repeats 3
@@ -40,10 +40,12 @@ def main() -> None:
         f"| workload | {' | '.join(ENGINES)} | auto took | auto / the better |\n|---|---|---|---|---|---|", flush=True
     )
     for name in arguments.only:
+        run(WORKLOADS[name], "ray")  # a warm-up: reads the files that all engines read
         seconds: dict[str, list[float]] = {engine: [] for engine in ENGINES}
         took = ""
         for repeat in range(arguments.repeats):
-            for engine in ENGINES if repeat % 2 == 0 else reversed(ENGINES):
+            first = repeat % len(ENGINES)
+            for engine in ENGINES[first:] + ENGINES[:first]:
                 spent, out = run(WORKLOADS[name], engine)
                 seconds[engine].append(spent)
                 if engine == "auto":

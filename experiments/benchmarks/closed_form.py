@@ -42,11 +42,11 @@ def main() -> None:
     state = {name: tensor.clone() for name, tensor in setup.model.state_dict().items()}
     images = setup.data.train.subset(range(config["audit"]["batch_size"]))
     images.images(range(len(images)))
-    runtime.load(state)
     (name, settings) = next(iter(config["attack"].items()))
     attack, device = build_attack(name, settings), torch.device("cpu")
     client, bare, certificate, weighed = [], [], [], []
     for repeat in range(REPEATS + 1):
+        runtime.load(state)
         step, result = _timed(partial(runtime.train, images, 0, 0))
         observation = setup.factory().make(runtime.share(result, state, len(images), 0, 0), state)
         try:

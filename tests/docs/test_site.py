@@ -65,8 +65,11 @@ def test_every_page_says_how_to_run_its_option(folder, site):
 
 
 def test_pages_show_what_the_matrix_measured(site):
-    with (ROOT / "docs" / "results" / "matrix.csv").open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    cells = {}
+    for name in ("matrix.csv", "matrix_second_order.csv"):
+        with (ROOT / "docs" / "results" / name).open(newline="", encoding="utf-8") as file:
+            cells |= {(line["defense"], line["attack"]): line for line in csv.DictReader(file)}
+    lines = list(cells.values())
     assert {line["status"] for line in lines} <= {"done", "refused"}
     for line in lines:
         page = (site / "attacks" / f"{line['attack']}.html").read_text(encoding="utf-8")
@@ -83,6 +86,10 @@ def test_pages_show_what_the_matrix_measured(site):
         page = (site / "defenses" / f"{defense}.html").read_text(encoding="utf-8")
         headings = re.findall(r"<th>([\w-]+)", page[page.index("In the matrix") :])
         assert headings[:2] == [beside, defense]
+    page = (site / "defenses" / "topk.html").read_text(encoding="utf-8")
+    row = page[page.index("gauss_newton", page.rindex("In the matrix")) :].partition("</tr>")[0]
+    assert float(cells["topk", "gauss_newton"]["leakage"]) >= 60
+    assert re.findall(r"<td>([^<]+)</td>", row) == ["≥ 60", "≥ 60"], row
     assert "In the matrix" not in (site / "attacks" / "tag.html").read_text(encoding="utf-8")
 
 

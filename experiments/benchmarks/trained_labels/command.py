@@ -29,6 +29,8 @@ LOCAL = (5, 20)
 LOCAL_AT = (400,)
 CLASSES = 10
 DEFAULT = "`labels` above 8 images: class_moments or bias_prior, by the misfit"
+DEFAULT_ABOVE = 8
+"""Up to so many images `labels` has another rule, whose figures these are not."""
 SIMULATED = "class_moments, with simulated clients"
 Entry = dict[str, Any]
 
@@ -195,7 +197,8 @@ def page(entries: list[Entry], batches: int, lr: float) -> str:
         "(Σ min(n̂, n)/B), by the images in an update. `vit_nano` on scikit-learn's digits (8 px, patches of 2) and "
         "CIFAR-10 (32 px, patches of 4), trained by SGD with momentum on batches of 32 of the private images; the "
         "attacked batches are random draws of these, so that the model has been trained on them. Public images are of "
-        "no client, with their labels unless a row says otherwise. `no gradient` draws labels like the public images'.",
+        "no client, with their labels unless a row says otherwise. `no gradient` draws labels like the public images'. "
+        f"A dash: up to {DEFAULT_ABOVE} images `labels` has another rule.",
         f"`python -m experiments.benchmarks.trained_labels --cifar10 DIR --out DIR --batches {batches}`, {day}, "
         f"{code_and_machine('cpu')}.",
     ]
@@ -209,6 +212,7 @@ def page(entries: list[Entry], batches: int, lr: float) -> str:
             cells = {
                 (e["rule"], e["steps"], e["size"]): f"{100 * e['exact']:.0f} / {100 * e['overlap']:.0f}" for e in shown
             }
+            cells |= {key: "-" for key in cells if key[0] == DEFAULT and key[2] <= DEFAULT_ABOVE}
             lines = [[name, *(cells[name, *column] for column in columns)] for name in names]
             sort = (
                 "one gradient" if local == 1 else f"a change of {local} local steps on one batch, learning rate {lr:g}"

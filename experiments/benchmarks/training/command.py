@@ -59,11 +59,7 @@ class Engine:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    "TORCHINDUCTOR_CACHE_DIR": str(folder / "code"),
-                    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                },
+                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "code"), **ALIKE},
             )
             self._lines = self._connected(listening)
         self.alone = name in ("fedsim", "pfl")

@@ -30,7 +30,8 @@ def page(
         f"rounds, {scale.steps} steps of AdamW on batches of {scale.batch} in each. The difference to `full` is taken "
         f"seed by seed; ± is the {CONFIDENCE:.0%} interval of Student's t over {len(drawn)} seeds, which draw who "
         "holds what, batches and factors: test pictures and the public model are the same in all. Bytes are those of "
-        "the trained tensors in float32, in a message there or back. Processor time is that of a round beside full's."
+        "the trained tensors in float32, in a message there or back. Processor time is that of the "
+        "run, by rounds, beside full's."
     )
     differs = [
         f"The public model was trained for {scale.public_steps} steps of {scale.public_batch} on the other half of the "
@@ -72,8 +73,8 @@ def _comparison(
             row += [number(floor, ".1f"), number(guess, ".1f"), str(len(leak))]
         rows.append(row)
         record.append([recipe, rates[recipe], size, spent, ratio, fmean(accuracy), mean, reach, len(own), floor, guess])
-    header = ["recipe", "learning rate", "bytes a message", "of full's", "processor time", "accuracy (%)"]
-    header += ["points beside full"]
+    header = ["recipe", "learning rate", "bytes a message", "of full's", "processor time of the run, by rounds"]
+    header += ["accuracy (%)", "points beside full"]
     header += ["dB of the mean error", "a guess", "pictures"] if leaks else []
     names = ["recipe", "rate", "bytes", "cpu_seconds", "cpu_ratio", "accuracy", "difference", "reach", "seeds"]
     names += ["floor", "guess"]

@@ -42,7 +42,7 @@ def run_unit(unit: Unit) -> list[Entry]:
 
 
 def trained(unit: Unit) -> Entry:
-    """Accuracy after the last round, and what a round took; the processor's seconds where one call did all rounds."""
+    """Accuracy after the last round, and the whole run's processor time by rounds, where one call did all of them."""
     config, folder = unit.settings["run"], run_folder(unit.out, unit.key.replace(" ", "_"))
     whole, before = not folder.exists(), time.process_time()
     train(config, folder)

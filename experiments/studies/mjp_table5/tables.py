@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.study import Page, Table
@@ -21,7 +21,8 @@ CERTIFYING = (PATCH, PATCH_TOLD, ADAPTIVE)
 INTRODUCTION = (
     "Ren et al. 2023 attack masked jigsaws with the closed form of APRIL. Φ is a recovery from the gradient of its "
     "argument, x̃ the jigsawed picture: setting a compares Φ(x) with x, b Φ(x̃) with x̃, c Φ(x̃) with x. Means over the "
-    "pictures, compared in [0, 1] after rounding to 8 bits; a picture without any error counts as 300 dB."
+    "pictures, compared in [0, 1] after rounding to 8 bits; a picture without any error counts as 300 dB. "
+    "± is the standard deviation over pictures."
 )
 
 COMPARED = {"a": "Φ(x), x", "b": "Φ(x̃), x̃", "c": "Φ(x̃), x"}
@@ -93,7 +94,7 @@ def _line(row: TableRow, by_attack: Mapping[tuple[str, str], Sequence[Entry]]) -
         row,
         len(done),
         {name: mean(score[name] for score in scores) for name in MEASURES},
-        pstdev(psnrs) if psnrs else None,
+        stdev(psnrs) if len(psnrs) > 1 else None,
         fmean(entry["certified"] for entry in done) if done else None,
         fmean(answers.values()) if answers and row.attack not in (MEAN, GREY) else None,
         mean(entry["masked"] for entry in found) if row.case.ratio is not None else None,

@@ -21,7 +21,7 @@ SMALL = {
     "generator": ["prior.generator.steps=1500", "prior.generator.channels=[64,48,32]", "prior.generator.latent=96"],
     "lti": ["prior.lti.updates=3072", "prior.lti.steps=1500", "prior.lti.bins=2048", "prior.lti.hidden=512"],
     "attack": [
-        "attack.inverting_gradients.steps=550",  # as many as GIAS has
+        "attack.inverting_gradients.steps=550",  # as many as GIAS has: each restart's, then the weights'
         "attack.gias.steps=200",
         "attack.gias.weight_steps=150",
         "attack.gias.restarts=2",
@@ -35,7 +35,7 @@ SMALL = {
 FULL: dict[str, list[str]] = {
     "generator": ["prior.generator.steps=30000"],
     "lti": ["prior.lti.updates=50000", "prior.lti.steps=40000", "prior.lti.hidden=3000"],
-    "attack": [],
+    "attack": ["attack.inverting_gradients.steps=2500"],
 }
 
 

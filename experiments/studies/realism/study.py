@@ -142,13 +142,13 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
 
 
 def numbers(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a row holds; None where there is nothing."""
+    """What a row holds; None where there is nothing. An attack counts that answered for all pictures."""
     guess = [entry for entry in entries if entry.get("attack") == "guess"]
     held, guessed, nearest = (
         [value for entry in guess for value in entry[key]] for key in ("psnrs", "psnrs", "nearest")
     )
     each = {name: psnrs(entries, name) for family in FAMILIES.values() for name in family}
-    found = {name: median(values) for name, values in each.items() if values}
+    found = {name: median(values) for name, values in each.items() if values and len(values) == len(guessed)}
     best = max(found, key=lambda name: found[name], default=None)
     line: dict[str, Any] = {"pictures": len(held), "guess": median(guessed), "nearest": median(nearest), "best": best}
     for title, family in FAMILIES.items():

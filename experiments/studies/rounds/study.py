@@ -117,12 +117,13 @@ def page(entries: Sequence[Mapping[str, Any]], rounds: Sequence[int], images: in
         record.append([count, len(done), *means.values(), seconds])
         shown = [number(value, ".1f") for value in means.values()]
         rows.append([str(count), str(len(done)), *shown, number(seconds, ".0f")])
-    header = ["rounds", "images", "dB of the mean error", "white reference", "public reference", "a guess", "seconds"]
+    header = ["rounds", "images", "dB of the mean error", "white, image by image", "public, image by image"]
+    header += ["a guess", "seconds"]
     names = ["rounds", "images", "floor", "white", "public", "guess", "seconds"]
     introduction = (
         f"`gauss_newton` on all rounds of one client together: one digit at `vit_nano`, noise of {NOISE:g} of the "
-        f"norm on each gradient, {images} digits a row. The references are what second moments alone could give of "
-        f"Gaussian images from the same rounds: no theorem on digits."
+        f"norm on each gradient, {images} digits a row. The references, white and with the public spectrum, are what "
+        "second moments alone could give of Gaussian images from the same rounds, image by image: no theorem on digits."
     )
     differs = [
         "The client trains on the same image in every round, and the server knows that it does.",

@@ -292,10 +292,11 @@ def _nearest(models: Set[str], images: int, settings: Mapping[str, Any]) -> str:
 
 
 def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The numbers of a row."""
+    """The numbers of a row; what it took only where one device computed all of it."""
     done = [entry for entry in entries if "squared_error" in entry]
     beside_it = next((entry for entry in entries if "rank" in entry), {})
     errors = [entry["squared_error"] for entry in done]
+    alike = len({entry.get("by", "").partition(" on ")[2] for entry in done}) == 1
     decibels = [psnr_of(error) for error in errors]
     return {
         "floor": psnr_of(sum(errors) / len(errors)) if errors else None,
@@ -309,7 +310,7 @@ def cell(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "certified": sum(entry["certified"] for entry in done),
         "guess": psnr_of(sum(e["guess"] for e in done) / len(done)) if done else None,
         **{name: beside_it.get(name) for name in BESIDE},
-        **{name: mean(entry.get(name) for entry in done) for name in SPENT},
+        **{name: mean(entry.get(name) for entry in done) if alike else None for name in SPENT},
     }
 
 

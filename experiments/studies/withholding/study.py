@@ -119,7 +119,8 @@ def training_runs(
     for withheld, mode in [(frozenset[str](), ""), *((s, mode) for s in sets for mode in MODES)]:
         for seed in range(options.seed, options.seed + options.seeds):
             name = "-".join([*sorted(withheld), mode]) if withheld else "nothing"
-            config = {**training, "seed": seed, "defense": audits.config(withheld, mode)}
+            data = {**training["data"], "seed": seed}
+            config = {**training, "seed": seed, "data": data, "defense": audits.config(withheld, mode)}
             folder = (options.out / "trainings" / name / f"training-{seed}").resolve()
             unit = MatrixRun(name, TRAINING, str(seed), folder, config)
             check_unit(unit)

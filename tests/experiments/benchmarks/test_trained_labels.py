@@ -40,3 +40,8 @@ def test_the_page_has_a_row_for_each_rule(untrained):
     assert f", {code_and_machine('cpu')}." in text
     assert "| bias_prior | 100 / 100 |" in text
     assert "0 steps, B = 8" in text
+
+
+def test_the_rule_of_large_batches_has_no_figure_at_eight_images(untrained):
+    text = page([*one_step(untrained, 8, 1), *one_step(untrained, 9, 1)], 1, 0.05)
+    assert "by the misfit | - | 100 / 100 |" in text

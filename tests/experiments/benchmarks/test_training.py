@@ -113,6 +113,20 @@ def test_another_process_is_asked_for_its_rounds(warm, monkeypatch, tmp_path):
     assert engine.process.returncode == 0
 
 
+def test_workers_of_ray_have_the_priority_of_all_others(monkeypatch, tmp_path):
+    started = {}
+
+    def popen(*args, env, **kwargs):
+        started.update(env)
+        raise OSError
+
+    monkeypatch.setattr(command.subprocess, "Popen", popen)
+    with pytest.raises(OSError):  # noqa: PT011 - the stand-in's own
+        command.Engine("ray", ARGUMENTS, tmp_path)
+    assert started["RAY_worker_niceness"] == "0"
+    assert started["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+
+
 @pytest.mark.subprocess
 def test_what_a_process_says_at_its_end_is_told(warm, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(warm))

@@ -88,6 +88,8 @@ def test_every_case_composes(budgets, six_classes, tmp_path):
         for name, settings in audit["attack"].items():
             if not name.startswith("lti"):
                 build_attack(name, settings)
+        free, gias = audit["attack"]["inverting_gradients"], audit["attack"]["gias"]
+        assert free["steps"] * free["restarts"] == gias["steps"] * gias["restarts"] + gias["weight_steps"]
         masked = {name: audit["attack"][name]["objective"].get("mask_zeros", False) for name in ("gias", "gifd", "ggl")}
         assert masked == {"gias": case.defense == "topk", "gifd": case.defense == "topk", "ggl": True}
 

@@ -47,6 +47,13 @@ def test_what_is_held_against_the_own_picture_has_the_guess_of_that_beside_it():
     assert study.numbers([old])["own_guess"] is None, "of results of an earlier version"
 
 
+def test_an_attack_that_answered_for_part_of_the_pictures_is_not_the_best():
+    guess = {"attack": "guess", "psnrs": [10.0, 11.0], "nearest": [9.0, 9.0], "moved": [0.0, 0.0]}
+    part, whole = ({"attack": name} for name in ("patch_gradient", "gauss_newton"))
+    line = study.numbers([guess, {**part, "psnrs": [90.0]}, {**whole, "psnrs": [12.0, 30.0], "private": [12.0, 30.0]}])
+    assert (line["best"], line["recognisable"], line["pictures"]) == ("gauss_newton", 1, 2)
+
+
 def test_rungs_stand_alone_before_they_stand_together():
     assert RUNGS["alone: batch 8"].pictures == 8
     *_, last = RUNGS.values()

@@ -86,6 +86,17 @@ def test_errors_are_averaged_before_decibels_and_refusals_count_nothing():
     assert second_order.cell([])["floor"] is None
 
 
+def test_what_unlike_devices_took_is_not_averaged():
+    done = [
+        {**ENTRY, "squared_error": 1e-2, "by": f"{code} on {place}"}
+        for code, place in (("a", "2 CPU cores"), ("b", "2 CPU cores"))
+    ]
+    assert second_order.cell(done)["seconds"] == 2.0
+    done[0]["by"] = "a on NVIDIA H100"
+    row = second_order.cell(done)
+    assert (row["seconds"], row["cpu_seconds"], row["peak_gib"], row["done"]) == (None, None, None, 2)
+
+
 def test_the_median_of_an_even_number_lies_between_the_two_in_the_middle():
     entries = [{**ENTRY, "squared_error": error} for error in (1e-2, 1e-5, 1e-3, 1e-1)]
     assert second_order.cell(entries)["median"] == pytest.approx(25.0)

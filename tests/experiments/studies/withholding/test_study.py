@@ -3,6 +3,7 @@
 import csv
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from experiments.studies.withholding import search as withholding_search
+from experiments.studies.withholding.options import arguments
+from experiments.studies.withholding.study import training_config, training_runs
 
 FAST = ["--count", "1", "--variants", "stock", "--rounds", "0"]
 
@@ -89,6 +92,12 @@ def test_the_answer_depends_on_who_attacks(few_groups, withhold, tmp_path, digit
     assert not torch.equal(private[other], frozen[other])
     with Image.open(tmp_path / "out" / "withholding.png") as chart:
         assert min(chart.size) > 300
+
+
+def test_another_seed_also_draws_the_data(tmp_path):
+    options = arguments().parse_args(["--out", str(tmp_path), "--seed", "3", "--seeds", "2"])
+    runs = training_runs(options, training_config(options), SimpleNamespace(config=lambda *_: {}), [])
+    assert [(unit.config["seed"], unit.config["data"]["seed"]) for unit, _, _ in runs] == [(3, 3), (4, 4)]
 
 
 def test_a_level_that_would_repeat_the_one_before_is_left_out(few_groups, withhold, tmp_path):
