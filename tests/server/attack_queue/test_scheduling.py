@@ -110,6 +110,19 @@ def test_refusals_and_faults_are_results(run, caplog):
     assert "faulty_attacks.py" in first  # the traceback of another process
 
 
+def test_what_one_attack_wrote_no_other_reads(observed):
+    vandal, other = {"_target_": "tests.server.faulty_attacks.Vandal"}, {"_target_": "attacks.analytic.PatchGradient"}
+    found = []
+    for attacks in ({"other": other}, {"vandal": vandal, "other": other}):
+        results = {}
+        scheduler = InlineAttacks(attacks, 0, lambda result, truth, kept=results: kept.update({result.attack: result}))
+        scheduler.submit(replace(observed[0][0]), None)  # without what it has computed
+        found.append(results)
+    alone, among = found
+    assert (among["vandal"].status, among["other"].status, alone["other"].status) == ("failed", "done", "done")
+    assert torch.equal(among["other"].images, alone["other"].images)
+
+
 def test_an_attack_that_hangs_is_stopped(run, tmp_path):
     attacks = {"slow": {"_target_": FAULTY, "fault": "hang", "marker": str(tmp_path / "m")}}
     results = run(attacks, timeout=6.0)  # the other's worker is new; its start takes none of the time
