@@ -195,6 +195,17 @@ def test_a_full_queue_without_workers_is_waited_for_once_and_not_for_each_observ
     assert now[0] == 2 * scheduling.PATIENCE
 
 
+def test_the_observations_of_a_round_share_one_state_in_the_store(observed, monkeypatch):
+    monkeypatch.setattr(scheduling, "ActorPool", FakePool)
+    monkeypatch.setattr(scheduling, "ray", SimpleNamespace(remote=lambda cls: cls, put=lambda value: object()))
+    scheduler = RayAttacks({"a": {"_target_": FAULTY, "fault": "none"}}, 0, lambda *_: None)
+    (first, _), (second, _) = observed
+    put = [scheduler._put_state(one.global_state) for one in (first, second)]
+    assert put[0] is put[1]
+    later = {name: tensor.clone() for name, tensor in first.global_state.items()}
+    assert scheduler._put_state(later) is not put[0]
+
+
 def test_clients_without_room_get_that_of_attacks_and_no_attack_is_lost(observed, ray_on_this_machine):
     results = []
     attacks = {"a": {"_target_": FAULTY, "fault": "none"}}
