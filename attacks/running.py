@@ -20,6 +20,7 @@ from torch import Tensor
 from attacks.analytic.linear.certificate import MAX_RESIDUAL
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
 from attacks.building import build_attack
+from attacks.reading import WROTE, handed_to, versions
 from attacks.session import FolderSession, fingerprint
 from attacks.toward_mean import drawn_to_mean
 from fedsim.determinism import torch_generator
@@ -43,8 +44,6 @@ Make = Callable[[Sequence[Observation]], Attack]
 
 GIVEN = "its labels were given, and not read off the update"
 """What is said of a result for which labels were stated beforehand."""
-
-WROTE = "the attack wrote into the observation, which other attacks read too"
 
 
 def attack_device(num_gpus: float) -> torch.device:
@@ -121,12 +120,14 @@ def run_on_history(history: History, name: str, attack: Attack, seed: int, devic
 def _one(observation: Observation | History, name: str, make: Make, seed: int, device: torch.device) -> AttackResult:
     start = time.perf_counter()
     rounds = observation.observations if isinstance(observation, History) else (observation,)
-    before = [_versions(one) for one in rounds]
     attack = None
     try:
         attack = make(rounds)
-        result = _within_memory(attack, observation, name, seed, device)
-        if [_versions(one) for one in rounds] != before:
+        own = handed_to(attack, rounds)
+        before = [versions(one) for one in own]
+        handed = History(own) if isinstance(observation, History) else own[0]
+        result = _within_memory(attack, handed, name, seed, device)
+        if [versions(one) for one in own] != before:
             raise RuntimeError(WROTE)
     except NotApplicable as refusal:
         return ended(observation, name, attack, "refused", str(refusal), time.perf_counter() - start)
@@ -305,13 +306,14 @@ def _of_group(
     if type(attack).run_many is Attack.run_many:
         return None
     start = time.perf_counter()
-    before = [_versions(one) for one in observations]
+    observations = handed_to(attack, observations)
+    before = [versions(one) for one in observations]
     rngs = [_generator(one, name, seed) for one in observations]
     results = attack.run_many(observations, rngs, device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - start) / len(observations)
-    if [_versions(one) for one in observations] != before:
+    if [versions(one) for one in observations] != before:
         return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
     made = []
     for index, (observation, result, rng) in enumerate(zip(observations, results, rngs, strict=True)):
@@ -357,10 +359,3 @@ def _generator(observation: Observation | History, name: str, seed: int) -> torc
     if isinstance(observation, History):
         return _generator(observation.observations[0], name, seed)
     return torch_generator(seed, "attack", name, observation.server_round, observation.client)
-
-
-def _versions(observation: Observation) -> int:
-    """torch counts the writes to each tensor: equal before and after means untouched."""
-    update = observation.update
-    tensors = [*observation.global_state.values(), *update.tensors.values(), *update.buffers.values()]
-    return sum(tensor._version for tensor in tensors)

@@ -59,7 +59,7 @@ class ServerPlan:
         observe: None for a server that does not look.
         sums: secure aggregation: how clients are summed before the server looks; None: it sees each client.
         worker_sums: clients whose updates a worker adds up before they travel, where the strategy takes a weighted
-            mean and the Grid knows how: a number, auto, or 0 for none.
+            mean, `sums` has no groups and the Grid knows how: a number, auto, or 0 for none.
         holders: clients that hold one image, at most; None: not known.
         start: the round after which the run goes on; None: it begins.
         points: where it leaves what it could go on from; None: nowhere.
@@ -102,7 +102,9 @@ def build_rounds(plan: ServerPlan) -> Rounds:
         probs = _AuxiliaryProbs(plan) if plan.auxiliary is not None else None
         on_observation = _timed(plan.on_observation, attacks)
         observer = FederationReplies(plan.factory, plan.observe, on_observation, probs, plan.sums)
-    if plan.worker_sums and is_weighted_mean(plan.strategy):
+    # A worker's sum may hold a client that has to be left out: what secure aggregation sums apart travels apart.
+    apart = plan.sums is not None and plan.sums.clients is not None
+    if plan.worker_sums and is_weighted_mean(plan.strategy) and not apart:
         worker_sums = WorkerSums(
             partial(_observed_nodes, plan), None if plan.worker_sums == "auto" else plan.worker_sums
         )

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from fedsim.bounds.privacy import began_anew, held_by_several, is_budget, is_first_round, largest_budgets, spent_at_most
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE
-from fedsim.wire.reply.values import MALFORMED
+from fedsim.wire.reply.values import LATE, MALFORMED
 
 logger = getLogger(__name__)
 
@@ -25,6 +25,9 @@ class PrivacyBudget:
     A reply that the server refuses has reached it: what it says that its client has spent counts, under names that
     other clients report. One that says nothing of them may have spent anything: they are ∞ from then on.
 
+    A reply that comes after its round's time reaches the SuperLink all the same: every ε is ∞ until that client reports
+    again what it has spent.
+
     Args:
         holders: clients that hold one image, at most, each of which releases it; None: that is not known, and no μ is
             reported.
@@ -36,6 +39,7 @@ class PrivacyBudget:
         self._reported: dict[str, dict[str, float]] = {}
         self._refused: dict[str, float] = {}
         self._unknown = False
+        self._late: set[int] = set()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -43,6 +47,7 @@ class PrivacyBudget:
             "reported": {who: dict(values) for who, values in self._reported.items()},
             "refused": dict(self._refused),
             "unknown": self._unknown,
+            "late": sorted(self._late),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -50,6 +55,7 @@ class PrivacyBudget:
         self._reported = {who: dict(values) for who, values in state.get("reported", {}).items()}
         self._refused = dict(state.get("refused", {}))
         self._unknown = bool(state.get("unknown", False))
+        self._late = {int(node) for node in state.get("late", ())}
 
     def hear(self, server_round: int, replies: Iterable[Message], refused: Iterable[Message] = ()) -> None:
         """A round's replies, one of each client with its metrics: before updates are taken out of any.
@@ -61,7 +67,9 @@ class PrivacyBudget:
         heard = [reply for reply in replies if not reply.has_error() and METRICS in metric_records(reply.content)]
         reports = [self._believed(server_round, reply) for reply in heard]
         self._largest = largest_budgets([self._largest, *reports])
-        silent = sum(reply.has_error() and (reply.error.reason or "").startswith(MALFORMED) for reply in replies)
+        self._late -= {reply.metadata.src_node_id for reply in [*heard, *refused]}
+        self._late |= {reply.metadata.src_node_id for reply in replies if _failed(reply, LATE)}
+        silent = sum(_failed(reply, MALFORMED) for reply in replies)
         for reply in refused:
             told = self._believed(server_round, reply) if METRICS in metric_records(reply.content) else {}
             if any(map(is_budget, told)) and self._largest.keys() <= told.keys():
@@ -80,7 +88,7 @@ class PrivacyBudget:
 
     def _spent(self, name: str) -> float:
         refused = self._refused.get(name, math.inf) if self._refused else 0.0
-        return math.inf if self._unknown else max(self._largest[name], refused)
+        return math.inf if self._unknown or self._late else max(self._largest[name], refused)
 
     def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
         """The client's metrics, with ∞ for each ε that it began anew."""
@@ -98,6 +106,10 @@ class PrivacyBudget:
                 name,
             )
         return {**metrics, **dict.fromkeys(anew, math.inf)}
+
+
+def _failed(reply: Message, prefix: str) -> bool:
+    return reply.has_error() and (reply.error.reason or "").startswith(prefix)
 
 
 def _client(reply: Message) -> str:

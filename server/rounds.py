@@ -65,7 +65,7 @@ class Rounds:
     seed: equal seeds give equal bits.
 
     Args:
-        seed: of the sampling of clients.
+        seed: of the sampling of clients, and of what the strategy draws.
         whole_weights: the strategy averages whole weights; False: it takes what clients share (FedSGD).
         screening: reads replies; None: every one is taken as it is.
         observer: None: a server that does not look. The model is the same either way, to the bit.
@@ -153,9 +153,10 @@ class Rounds:
         answers = [reply.message for reply in replies]
         self.record.metrics["clients"] = sum(not answer.has_error() for answer in answers)
         self.budget.hear(server_round, answers, [reply.refused for reply in replies if reply.refused is not None])
-        arrays, metrics = aggregate(
-            self.strategy, server_round, start, answers, whole_weights=self._whole_weights, sums=self._sums
-        )
+        with seeded_globals(self._seed, "aggregate", server_round):  # a strategy may add noise
+            arrays, metrics = aggregate(
+                self.strategy, server_round, start, answers, whole_weights=self._whole_weights, sums=self._sums
+            )
         self.record.metrics |= dict(self.budget.put_into(metrics) or {})
         if arrays is None:
             self.record.failures.append({"client": None, "error": UNCHANGED})

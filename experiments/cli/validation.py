@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from flwr.serverapp.strategy import Bulyan, FedTrimmedAvg, MultiKrum
+from flwr.serverapp.strategy import Bulyan, FedTrimmedAvg, MultiKrum, Strategy
 from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 
@@ -39,9 +39,14 @@ def check_strategy(strategy: Any, num_clients: int) -> None:
 
 
 def build_strategy(settings: Mapping[str, Any]) -> Any:
-    """Flower's strategy. Raises ConfigError for settings that it refuses; it names them in backquotes, if at all."""
+    """Flower's strategy, and the one that it wraps.
+
+    Raises:
+        ConfigError: settings that it refuses; it names them in backquotes, if at all.
+    """
+    wrapped = {key: build_strategy(value) for key, value in settings.items() if _is_strategy(value)}
     try:
-        return instantiate(settings, _recursive_=False, _convert_="all")
+        return instantiate({**settings, **dict.fromkeys(wrapped)}, **wrapped, _recursive_=False, _convert_="all")
     except InstantiationException as error:
         if (known := config_error(error)) is not None:
             raise known from error
@@ -50,6 +55,16 @@ def build_strategy(settings: Mapping[str, Any]) -> Any:
             if f"`{key}`" in reason:
                 raise ConfigError(f"strategy.{key}", value, fault=reason) from error
         raise ConfigError("strategy", str(settings["_target_"]).rpartition(".")[2], fault=reason) from error
+
+
+def _is_strategy(value: object) -> bool:
+    """Whether a setting describes a strategy; a strategy may build other things itself, as FedSGD its optimiser."""
+    if not isinstance(value, Mapping) or "_target_" not in value:
+        return False
+    try:
+        return issubclass(get_class(value["_target_"]), Strategy)
+    except (ImportError, ValueError, AttributeError):
+        return False  # who builds it says so
 
 
 def check_federated(config: RunConfig) -> None:

@@ -14,6 +14,7 @@ import fedsim
 from experiments.flower.settings import INTRODUCTION, PARTITION_ID, REFUSAL, VERSION
 from fedsim.errors import RunError
 from fedsim.simulation import node_id_of
+from fedsim.wire.reply.values import LATE
 
 OnReply = Callable[[Message], None]
 
@@ -126,7 +127,7 @@ class NumberedGrid(Grid):
                 time.sleep(min(left, max(SECONDS_BETWEEN_LOOKS, LOOKS_A_PAUSE * (time.monotonic() - before))))
         for message in sent:
             if message.metadata.message_id not in replies:
-                self._answer(replies, message, f"no reply within {timeout:g} s")
+                self._answer(replies, message, f"{LATE}: no reply within {timeout:g} s")
         return [replies[message.metadata.message_id] for message in sent]
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
 from experiments.cli.call import resolved
 from experiments.cli.errors import ConfigFault, one_line
@@ -104,7 +105,8 @@ def faults_in_one_line(*settings: FlatConfig) -> Iterator[None]:
 
 def _still_meant(run: list[str], node: list[str]) -> list[str]:
     """The run's overrides without settings of options that the node replaces or takes away."""
-    before, now = _choices(run), _choices(node)
+    now = _choices(node)
+    before = _options(run) if now else {}
 
     def gone(text: str) -> bool:
         group, _, rest = _parsed(text).key_or_group.partition(".")
@@ -113,6 +115,12 @@ def _still_meant(run: list[str], node: list[str]) -> list[str]:
         return rest.split(".")[0] not in now[group]
 
     return [text for text in run if not gone(text)]
+
+
+def _options(run: list[str]) -> dict[str, list[Any]]:
+    """What the run has in each group, whether it names it or its defaults do."""
+    config = _composed([text for text in run if "." not in _parsed(text).key_or_group], return_hydra_config=True)
+    return {group: [option] for group, option in config.hydra.runtime.choices.items()} | _choices(run)
 
 
 def _choices(overrides: list[str]) -> dict[str, list[Any]]:
@@ -130,11 +138,14 @@ def _parsed(text: str) -> Override:
 
 
 def _compose(overrides: list[str]) -> dict[str, Any]:
+    return resolved(_composed(overrides))
+
+
+def _composed(overrides: list[str], **more: Any) -> DictConfig:
     refuse_repeats(overrides)
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base=None):
         try:
-            config = compose("config", overrides)
+            return compose("config", overrides, **more)
         except ValueError as error:  # Hydra's own for a group that is neither a name nor a list
             raise ConfigError(OVERRIDES, " ".join(overrides), f"what Hydra takes ({error})") from error
-    return resolved(config)

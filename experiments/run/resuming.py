@@ -1,7 +1,10 @@
 """`fedsim resume=RUN`: settings from the run's own folder, and everything else as it was after a round."""
 
 import shutil
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -40,7 +43,7 @@ def go_back(folder: RunFolder, pending: PendingObservations, every: float | None
     """The newest whole resume point, with the folder's files as they were then, results of attacks aside.
 
     Those are kept: attacks that are made again would give the same. None where the run had not come so far: it begins
-    anew.
+    anew. What a point counts as tracked is counted among those that are kept.
 
     Raises:
         ConfigError: the folder has no point that could be used.
@@ -59,10 +62,13 @@ def go_back(folder: RunFolder, pending: PendingObservations, every: float | None
     for name in ("metrics", "timings"):
         folder.keep_rows(name, lambda row: row["round"] <= server_round)
     waiting = pending.names()
-    folder.keep_rows(
-        "attacks",
-        lambda row: (row["round"] <= server_round and row["observation"] not in waiting) or has_images(folder, row),
-    )
+
+    def stays(row: dict[str, Any]) -> bool:
+        return (row["round"] <= server_round and row["observation"] not in waiting) or has_images(folder, row)
+
+    if point is not None:
+        point = replace(point, tracked=sum(map(stays, islice(folder.rows("attacks"), results))))
+    folder.keep_rows("attacks", stays)
     say(
         "no resume point yet: the run begins anew"
         if point is None

@@ -39,6 +39,7 @@ class WeightsAndBiases:
         kept = kept_run(self._folder)
         self._id = uuid4().hex if kept is None else kept["id"]
         self._rows = 0 if kept is None else int(kept.get("rows", 0))
+        self._flushed = self._rows if kept is None else int(kept.get("flushed", self._rows))
         self._finished = False
         try:
             self._run = wandb.init(
@@ -57,7 +58,7 @@ class WeightsAndBiases:
             raise ConfigError(f"tracker.{self._folder.name}.mode", mode, words) from error
         self._run.define_metric("round")
         self._run.define_metric("*", step_metric="round")
-        self.flush()
+        self._keep()
 
     def log(self, step: int, values: dict[str, float]) -> None:
         # Results of attacks come late: rows are numbered as they come, and their round is a column.
@@ -67,7 +68,12 @@ class WeightsAndBiases:
 
     def flush(self) -> None:
         """A resumed run numbers its rows from here on, so that they replace those of rounds that are made again."""
-        keep_run(self._folder, self._id, rows=self._rows)
+        self._flushed = self._rows
+        self._keep()
+
+    def resume(self, step: int) -> None:
+        """Rows of after the last `flush` are logged again; an audit that goes on has no rounds and makes none again."""
+        self._rows = self._flushed
 
     def finish(self, files: Sequence[Path]) -> None:
         """The run came to its end, and these files are what it leaves."""
@@ -76,9 +82,14 @@ class WeightsAndBiases:
         self._finished = True
 
     def close(self) -> None:
-        self.flush()
+        if self._finished:
+            self._flushed = self._rows
+        self._keep()
         with self._as_os_error():
             self._run.finish(exit_code=0 if self._finished else 1)
+
+    def _keep(self) -> None:
+        keep_run(self._folder, self._id, rows=self._rows, flushed=self._flushed)
 
     @contextmanager
     def _as_os_error(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast, get_args
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -69,7 +70,12 @@ def from_array(array: Array, copy: bool = True) -> Tensor:
         if array.data.startswith(header) and len(array.data) == len(header) + size:
             flat = np.frombuffer(array.data, dtype=array.dtype, offset=len(header)).reshape(array.shape)
             return torch.from_numpy(flat.copy() if copy else flat)
-    decoded = np.load(io.BytesIO(array.data), allow_pickle=False)
+    try:
+        decoded = np.load(io.BytesIO(array.data), allow_pickle=False)
+    except (EOFError, BadZipFile) as error:
+        raise ValueError(f"no plain array: {error}") from error
+    if not isinstance(decoded, np.ndarray):
+        raise ValueError(f"no plain array: {type(decoded).__name__}")
     if str(decoded.dtype) != array.dtype or tuple(decoded.shape) != tuple(array.shape):
         raise ValueError(f"the record says {array.dtype}{array.shape}, its bytes {decoded.dtype}{decoded.shape}")
     return torch.from_numpy(decoded)

@@ -185,6 +185,11 @@ class AttackWorker(PooledWorker):
         return score_against(result, truth)
 
 
+def _same_tensors(left: State, right: State) -> bool:
+    """The very same ones under the same names, in whichever dict."""
+    return left.keys() == right.keys() and all(left[name] is tensor for name, tensor in right.items())
+
+
 def _fetch_state(reference: Any) -> State:
     # Copied: torch knows no read-only tensors, and a write into Ray's shared memory would be a crash.
     return {name: torch.from_numpy(array.copy()) for name, array in ray.get(reference).items()}
@@ -368,7 +373,7 @@ class RayAttacks(AttackScheduler):
 
     def _put_state(self, state: State) -> Any:
         """One object in Ray's store for all observations of a round."""
-        if self._last_state is None or self._last_state[0] is not state:
+        if self._last_state is None or not _same_tensors(self._last_state[0], state):
             arrays: dict[str, np.ndarray[Any, Any]] = {n: t.detach().cpu().numpy() for n, t in state.items()}
             self._last_state = (state, ray.put(arrays))
         return self._last_state[1]

@@ -93,7 +93,8 @@ class Vandal(Attack):
     """Changes what other attacks will read."""
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
-        next(iter(observation.update.tensors.values())).zero_()
+        for tensor in (*observation.update.tensors.values(), *observation.global_state.values()):
+            tensor.zero_()
         return Reconstruction()
 
 

@@ -10,6 +10,7 @@ from fedsim.simulation import InlineGrid
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import Contribution, from_arrays, to_arrays, to_reply
 from server.aggregation import aggregate, lone_clients
+from server.app import ServerPlan, build_rounds
 from server.fedsgd import FedSGD
 from server.sums.on_workers import ask_for_sums
 from server.sums.summing import Sums
@@ -108,6 +109,32 @@ def test_each_group_needs_two_that_speak(caplog):
 def test_what_is_in_one_sum_already_is_left_out_as_a_whole():
     assert Round("gradient", [1.0, 3.0, "silent", 9.0], Sums(clients=2), group=2).arrays is None
     assert Round("gradient", [1.0, 3.0, 2.0, 9.0], Sums(clients=2), group=2).weight is not None
+
+
+def planned_weight(sent, sums, worker_sums):
+    few = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
+    rest = dict.fromkeys(("model", "folder", "trackers", "test", "normalise"))
+    plan = ServerPlan(
+        strategy=FedAvg(**few),
+        resting={},
+        shares_gradients=False,
+        rules=None,
+        num_rounds=1,
+        seed=0,
+        sums=sums,
+        worker_sums=worker_sums,
+        **rest,
+    )
+    grid = InlineGrid(len(sent), lambda: app_of("weights", sent))
+    return from_arrays(build_rounds(plan).train(1, to_arrays(STATE), grid))["weight"].tolist()
+
+
+@pytest.mark.parametrize("worker_sums", [0, "auto", 2])
+def test_workers_sums_take_no_other_group_out_of_the_round(worker_sums):
+    expected = planned_weight([1.0, 3.0], None, worker_sums)
+    assert (
+        planned_weight([1.0, 3.0, "silent", 9.0], Sums(clients=2), worker_sums) == expected != STATE["weight"].tolist()
+    )
 
 
 def test_where_all_are_silent_the_model_stays_as_it_was():

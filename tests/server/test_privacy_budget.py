@@ -213,6 +213,29 @@ def test_what_a_refused_reply_says_need_be_no_number(partition, spent):
     assert dict(budget.put_into(None)) == {"a_epsilon": math.inf}
 
 
+def test_a_reply_that_came_late_may_have_spent_anything_until_its_client_reports_again():
+    """The SuperLink has it; the client's next count holds it."""
+
+    def late(number):
+        return Message(Error(0, "late: no reply within 30 s"), reply_to=asked(number))
+
+    budget, other, told = PrivacyBudget(), {"a_epsilon": 2.0}, []
+    rounds = [(other, late(1)), (other, None), (other, {"a_epsilon": 3.0}), (other, None)]
+    for server_round, (first, second) in enumerate(rounds, 1):
+        answers = replies(first, None if isinstance(second, Message) else second)
+        if isinstance(second, Message):
+            answers[1] = second
+        before, budget = budget, PrivacyBudget()
+        budget.load_state_dict(before.state_dict())
+        told.append(dict(reported(budget, server_round, answers)[1])["a_epsilon"])
+    assert told == [math.inf, math.inf, 3.0, 3.0]
+    older = {name: value for name, value in budget.state_dict().items() if name != "late"}
+    PrivacyBudget().load_state_dict(older)
+    unknown = PrivacyBudget()
+    unknown.hear(1, [late(0)])
+    assert unknown.put_into(None) is None, "nobody reports an ε"
+
+
 def test_a_client_that_raised_has_released_nothing():
     budget = PrivacyBudget()
     budget.hear(1, replies({"a_epsilon": 2.0}, None))

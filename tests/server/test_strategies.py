@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from fedsim.wire.records import from_arrays, to_arrays
 from tests.support.federation import Seeded
@@ -40,6 +41,19 @@ def test_aggregation_is_bit_equal_with_and_without_the_observer(name, federate, 
     assert not same_bits(without, start), "the strategy trained nothing"
     assert len(seen) == 14
     assert all(truth is not None for _, truth in seen)
+
+
+def test_what_a_strategy_draws_follows_the_seed(federate, same_bits):
+    """The noise of Flower's central differential privacy."""
+    federation = federate("strategy=fedavg", "num_clients=2", *MLP, *FEW)
+
+    def noisy(seed):
+        wrapped = DifferentialPrivacyServerSideFixedClipping(federation.strategy(), 1.0, 1.0, 2)
+        return federation.start(federation.rounds(wrapped, seed=seed), num_rounds=1)
+
+    first = noisy(0)
+    assert same_bits(first, noisy(0))
+    assert not same_bits(first, noisy(1))
 
 
 def test_observations_hold_what_the_clients_sent(federate):

@@ -21,6 +21,9 @@ SHOWN = 60
 MALFORMED = "malformed reply"
 """What the reason begins with of an error that stands for a refused reply."""
 
+LATE = "late"
+"""What the reason begins with of an error that stands for a reply that may yet come, past its round's time."""
+
 Values = np.ndarray[Any, np.dtype[Any]]
 
 

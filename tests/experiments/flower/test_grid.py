@@ -72,7 +72,7 @@ def test_a_client_that_does_not_answer_in_time_is_named(app):
     replies = list(grid.send_and_receive(instructions(nodes), timeout=0.3))
     assert [reply.metadata.src_node_id for reply in replies] == nodes
     assert [reply.has_error() for reply in replies] == [False, True, False]
-    assert replies[1].error.reason == "no reply within 0.3 s"
+    assert replies[1].error.reason == "late: no reply within 0.3 s"
 
 
 def test_a_supernode_started_anew_takes_over_once_the_old_one_is_gone(app):

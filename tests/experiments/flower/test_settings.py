@@ -37,6 +37,17 @@ def test_settings_of_an_option_go_with_it_where_a_supernode_chooses_another():
     assert client_config(run, {"overrides": "partition.alpha=0.2"}).partition["alpha"] == 0.2
 
 
+def test_a_supernode_may_name_the_option_that_the_run_has_anyway():
+    """Its settings went, and the client held other test images than the server."""
+    run = {"overrides": "data.test_fraction=0.4"}
+    assert client_config(run, {"overrides": "data=digits"}).data["test_fraction"] == 0.4
+    other = client_config(run, {"overrides": "data=imagefolder data.path=/srv"})
+    assert other.data["test_fraction"] != 0.4
+    prescribed = {"overrides": "experiment=mjp_training data.path=/srv data.test_fraction=0.4"}
+    assert client_config(prescribed, {"overrides": "data=imagefolder"}).data["test_fraction"] == 0.4
+    assert client_config(prescribed, {"overrides": "data=digits"}).data["test_fraction"] != 0.4
+
+
 @pytest.mark.parametrize("asked", ["", "audit=true", "seed=1 audit=true audit=true"])
 def test_no_run_makes_a_client_send_its_pictures(asked):
     assert client_config({"overrides": asked}, {"partition-id": 0}).audit is False

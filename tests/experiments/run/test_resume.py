@@ -422,6 +422,21 @@ def test_lines_that_were_there_at_the_point_and_are_gone_are_said(tmp_path, caps
     assert said[1] == f"{tmp_path}/attacks.jsonl has 0 of 2 lines that it had after round 1"
 
 
+def test_results_that_go_are_not_counted_as_tracked(tmp_path):
+    """The third result, which no tracker had for good, was taken for one that all had."""
+    folder = RunFolder(tmp_path)
+    folder.append("metrics", {"round": 0})
+    folder.append("metrics", {"round": 1})
+    lost = {"frames": None, "original": None, "reconstruction": "reconstructions/lost.png"}
+    for name, server_round, images in (("a", 2, [lost]), ("b", 1, []), ("c", 1, [])):
+        folder.append("attacks", {"round": server_round, "observation": name, "images": images})
+    SealedStates(folder.resume_points).write(1, vars(ResumePoint(1, ArrayRecord(), {}, {}, 0.0, tracked=2)))
+    pending = resuming.PendingObservations(folder.resume_points / "pending", folder.observations)
+    point = resuming.go_back(folder, pending, 30.0)
+    assert [row["observation"] for row in folder.rows("attacks")] == ["b", "c"]
+    assert point.tracked == 1
+
+
 def test_a_run_at_work_is_not_resumed_beside_it(command, copied):
     folder = copied("in a round")
     with (folder / ".lock").open("w") as file:

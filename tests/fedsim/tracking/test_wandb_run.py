@@ -52,9 +52,24 @@ def test_a_resumed_run_is_the_same_run_and_its_rows_replace_those_after_the_resu
     with Trackers(SETTINGS, root) as resumed:
         resumed.log(2, {"accuracy": 0.5})
         resumed.log(3, {"accuracy": 0.75})
-    assert kept(root) == {"id": before["id"], "rows": 3}
+    assert kept(root) == {"id": before["id"], "rows": 3, "flushed": 3}
     folders = sorted((root / "wandb" / "wandb").glob("offline-run-*"))
     assert [folder.name.rsplit("-", 1)[1] for folder in folders] == [before["id"]] * len(folders)
+
+
+@pytest.mark.parametrize(("rounds", "rows"), [(True, 1), (False, 2)])
+def test_after_ctrl_c_a_run_replaces_the_rows_that_it_makes_again_and_an_audit_goes_on_behind_them(root, rounds, rows):
+    stopped = Trackers(SETTINGS, root)
+    stopped.log(1, {"accuracy": 0.25})
+    stopped.flush()
+    stopped.log(2, {"accuracy": 0.5})
+    stopped.close()
+    again = Trackers(SETTINGS, root)
+    if rounds:
+        again.resume(2)
+    again.flush()
+    assert kept(root)["rows"] == rows
+    again.close()
 
 
 def test_other_modes_are_refused(root):

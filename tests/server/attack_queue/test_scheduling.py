@@ -110,6 +110,19 @@ def test_refusals_and_faults_are_results(run, caplog):
     assert "faulty_attacks.py" in first  # the traceback of another process
 
 
+def test_what_one_attack_wrote_no_other_reads(observed):
+    vandal, other = {"_target_": "tests.server.faulty_attacks.Vandal"}, {"_target_": "attacks.analytic.PatchGradient"}
+    found = []
+    for attacks in ({"other": other}, {"vandal": vandal, "other": other}):
+        results = {}
+        scheduler = InlineAttacks(attacks, 0, lambda result, truth, kept=results: kept.update({result.attack: result}))
+        scheduler.submit(replace(observed[0][0]), None)  # without what it has computed
+        found.append(results)
+    alone, among = found
+    assert (among["vandal"].status, among["other"].status, alone["other"].status) == ("failed", "done", "done")
+    assert torch.equal(among["other"].images, alone["other"].images)
+
+
 def test_an_attack_that_hangs_is_stopped(run, tmp_path):
     attacks = {"slow": {"_target_": FAULTY, "fault": "hang", "marker": str(tmp_path / "m")}}
     results = run(attacks, timeout=6.0)  # the other's worker is new; its start takes none of the time
@@ -180,6 +193,17 @@ def test_a_full_queue_without_workers_is_waited_for_once_and_not_for_each_observ
     pool.started = 0  # and is lost again: waited for anew
     scheduler.submit(*observed[0])
     assert now[0] == 2 * scheduling.PATIENCE
+
+
+def test_the_observations_of_a_round_share_one_state_in_the_store(observed, monkeypatch):
+    monkeypatch.setattr(scheduling, "ActorPool", FakePool)
+    monkeypatch.setattr(scheduling, "ray", SimpleNamespace(remote=lambda cls: cls, put=lambda value: object()))
+    scheduler = RayAttacks({"a": {"_target_": FAULTY, "fault": "none"}}, 0, lambda *_: None)
+    (first, _), (second, _) = observed
+    put = [scheduler._put_state(one.global_state) for one in (first, second)]
+    assert put[0] is put[1]
+    later = {name: tensor.clone() for name, tensor in first.global_state.items()}
+    assert scheduler._put_state(later) is not put[0]
 
 
 def test_clients_without_room_get_that_of_attacks_and_no_attack_is_lost(observed, ray_on_this_machine):

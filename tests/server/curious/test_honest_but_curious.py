@@ -1,8 +1,11 @@
 """An app that knows nothing of fedsim runs as before, and what its clients sent is kept."""
 
+import io
+
+import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import FedAvg
@@ -28,7 +31,13 @@ def batch(client):
     return torch.rand(2, 1, 4, 4, generator=rng), torch.tensor([0, 1])
 
 
-def make_app(drop=(), examples=2, spoil=None):
+def archive():
+    file = io.BytesIO()
+    np.savez(file, bias=np.zeros(3, np.float32))
+    return file.getvalue()
+
+
+def make_app(drop=(), examples=2, spoil=None, data=None):
     app = ClientApp()
 
     @app.train()
@@ -43,7 +52,10 @@ def make_app(drop=(), examples=2, spoil=None):
         if spoil is not None and client == 0:
             state[spoil] = state[spoil].repeat(2)
         metrics = MetricRecord({"num-examples": examples if client == 0 else 2})
-        content = {"arrays": ArrayRecord(state), "metrics": metrics}
+        arrays = ArrayRecord(state)
+        if data is not None and client == 0:
+            arrays["0.bias"] = Array("float32", (3,), "numpy.ndarray", data)
+        content = {"arrays": arrays, "metrics": metrics}
         return Message(RecordDict(content), reply_to=message)
 
     return app
@@ -123,6 +135,9 @@ class Taking(FedAvg):
         ({"examples": float("inf")}, "infinity"),
         ({"examples": float("nan")}, "NaN"),
         ({"spoil": "0.bias"}, "0.bias of another shape"),
+        ({"data": b""}, "no plain array"),
+        ({"data": b"PK\x03\x04"}, "no plain array"),
+        ({"data": archive()}, "no plain array: NpzFile"),
     ],
 )
 def test_numbers_and_shapes_that_cannot_be_cost_the_observation_alone(settings, words, caplog):
