@@ -289,6 +289,13 @@ def test_pictures_of_one_name_and_other_numbers_are_not_the_same(write_run: Any,
     assert shown("aa", "bb") == []
 
 
+def test_images_that_only_attacks_numbered_are_not_the_same(write_run: Any, records: Any) -> None:
+    """Without the truth a name is a place in what an attack returned."""
+    image = records.image(None, "round-00001-client-00000/0", label=None, reconstruction="reconstructions/a.png")
+    runs = {name: read_run(write_run([records.attack(1, 0, image, scored=False)], name=name)) for name in "ab"}
+    assert same_pictures(runs) == []
+
+
 def test_the_sweep_page_compares_finished_runs(write_run: Any, records: Any) -> None:
     for number, (defense, psnr) in enumerate([("{}", 80.0), ("{mjp: {}}", 25.0), ("{mjp: {}, fixed_pe: {}}", None)]):
         rows = [records.refusal(1, 0, "withheld")] if psnr is None else [records.attack(1, 0, records.image(psnr))]
