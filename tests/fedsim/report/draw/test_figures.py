@@ -41,6 +41,19 @@ def test_a_search_as_a_table() -> None:
     assert chart.data.rows == (("1", "0.5", "9.0 dB"), ("50", "–", "11.0 dB"), ("10,000", "1e-07", "–"))
 
 
+def test_an_axis_says_where_what_is_above_its_end_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = []
+    whole = svg.markup
+    monkeypatch.setattr(
+        svg, "markup", lambda figure, *more: labels.append(figure.axes[-1].get_ylabel()) or whole(figure, *more)
+    )
+    for top in (120.0, 300.0):
+        lines = [Series("a", [(1.0, 20.0), (2.0, top)])]
+        figures.leakage_curve(lines)
+        figures.search_curve("dlg", "loss", lines, lines)
+    assert labels == ["Mean PSNR (dB)"] * 2 + ["Mean PSNR (dB),\n120 and more as that"] * 2
+
+
 def test_a_histogram_as_a_table() -> None:
     chart = figures.psnr_histogram(["a", "b"], [[9.0, 9.5, 30.0], [300.0, 121.0]])
     assert chart is not None
