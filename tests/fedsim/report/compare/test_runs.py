@@ -163,6 +163,21 @@ def test_the_trade_off_leaves_baselines_out(write_run: Any, records: Any, tmp_pa
     assert drawn == [(True, [(0.0, 0.75)]), (False, [(15.0, 0.75)])]
 
 
+def test_the_trade_off_says_of_how_many_images_a_mean_is(
+    write_run: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share counts those that did not come out, a mean does not."""
+    shown: list[tuple[float, int, int]] = []
+    monkeypatch.setattr(
+        tradeoff,
+        "privacy_utility",
+        lambda trades, defenses, share: shown.extend((one.leakage, one.rebuilt, one.images) for one in trades),
+    )
+    images = [records.image(psnr, f"digits/{k}") for k, psnr in enumerate((50.0, None, None, None))]
+    build_comparison([write_run([records.attack(1, 0, *images)])], tmp_path / "out.html")
+    assert shown == [(0.25, 1, 4), (50.0, 1, 4)]
+
+
 def test_the_trade_off_shows_what_the_model_saw_and_no_refusal(
     write_run: Any, records: Any, tmp_path: Path, drawn: Any
 ) -> None:

@@ -70,11 +70,12 @@ def test_times_as_a_table() -> None:
 
 @pytest.mark.parametrize(("share", "told"), [(True, "100 %"), (False, "1.0 dB")])
 def test_the_trade_off_as_a_table(share: bool, told: str) -> None:
-    trades = [Trade("none", "dlg", "0", 0.8, 0.04, 1.0), Trade("mjp", "dlg", "1", 0.5, None, 0.0)]
+    trades = [Trade("none", "dlg", "0", 0.8, 0.04, 1.0, 1, 4), Trade("mjp", "dlg", "1", 0.5, None, 0.0, 4, 4)]
     chart = privacy_utility(trades, ["none", "mjp"], share=share)
     assert chart is not None
     assert chart.data.columns[:4] == ("Defense", "Attack", "Run", "Test accuracy")
-    assert chart.data.rows[0] == ("none", "dlg", "0", "80.0 % ± 4.0", told)
+    assert chart.data.columns[-1] == "Images returned"
+    assert chart.data.rows[0] == ("none", "dlg", "0", "80.0 % ± 4.0", told, "1 of 4")
     assert len(chart.data.rows) == 2
 
 
@@ -91,7 +92,7 @@ def test_accuracy_goes_to_the_right_on_an_axis_that_chance_does_not_fill(monkeyp
     whole = svg.markup
     monkeypatch.setattr(svg, "markup", lambda figure, *more: drawn.append(figure.axes[0]) or whole(figure, *more))
     for error, span in ((0.18, (0.0, 62.5)), (None, (0.0, 100.0)), (0.001, (23.3, 26.7))):
-        trades = [Trade("none", "a", "r", one, error, 0.5) for one in (0.235, 0.265)]
+        trades = [Trade("none", "a", "r", one, error, 0.5, 1, 2) for one in (0.235, 0.265)]
         assert privacy_utility(trades, ["none"], share=True) is not None
         assert drawn[-1].get_xlim() == pytest.approx(span)
         assert drawn[-1].get_ylim() == (0.0, 100.0)
