@@ -174,10 +174,10 @@ def _model(run: RecordedRun) -> str | None:
     model = run.setting("model")
     settings = dict(model) if isinstance(model, Mapping) else {}
     name, kwargs, _ = (settings.pop(key, None) for key in ("name", "kwargs", "num_classes"))
-    settings |= kwargs if isinstance(kwargs, Mapping) else {}
     whole = settings.pop("checkpoint_head", True)
     changed = {key: value for key, value in settings.items() if value not in (None, False, "stock", "float32")}
     changed |= {} if whole else {"checkpoint_head": "false"}
+    changed |= kwargs if isinstance(kwargs, Mapping) else {}
     return None if name is None else _with_settings(str(name), changed)
 
 

@@ -229,13 +229,18 @@ def test_the_model_is_named_with_what_was_set_of_it(write_run: Any, records: Any
     config = "model: {name: vit_x, num_classes: 3, img_size: 24, pretrained: false, dtype: float64, kwargs: {k: 2}}\n"
     page = build_report(write_run([], config=config)).read_text(encoding="utf-8")
     assert "vit_x (img_size=24, dtype=float64, k=2)<" in page
-    settings = {"b": "variant: stock, checkpoint_head: true", "c": "checkpoint: w, checkpoint_head: false"}
-    usual, headless = (
+    settings = {
+        "b": "variant: stock, checkpoint_head: true",
+        "c": "checkpoint: w, checkpoint_head: false",
+        "d": "pretrained: false, kwargs: {bias: false, depth: 0}",
+    }
+    usual, headless, unbiased = (
         build_report(write_run([], config=f"model: {{name: vit_x, {words}}}\n", name=name)).read_text()
         for name, words in settings.items()
     )
     assert "vit_x<" in usual
     assert "vit_x (checkpoint=w, checkpoint_head=false)<" in headless
+    assert "vit_x (bias=False, depth=0)<" in unbiased
 
 
 def test_of_a_fine_tuned_model_the_trained_tensors_alone_are_said_to_be_sent(write_run: Any, records: Any) -> None:
