@@ -82,7 +82,7 @@ def test_the_trade_off_as_a_table(share: bool, told: str) -> None:
 def test_the_front_as_a_table() -> None:
     points = [Point("none", 0.9, 0.01, 60.0, False, False), Point("noise", 0.8, None, 15.0, True)]
     chart = privacy_utility_svg(points, 10.0, "front")
-    assert chart.data.columns == ("Defense", "Test accuracy", "Leakage in dB", "Pareto front")
+    assert chart.data.columns == ("Defense", "Test accuracy ± standard error", "Leakage in dB", "Pareto front")
     assert chart.data.rows == (("none", "90.0 % ± 1.0", "≥ 60", "–"), ("noise", "80.0 %", "15.0", "on it"))
 
 
