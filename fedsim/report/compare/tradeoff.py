@@ -13,7 +13,7 @@ from fedsim.report.draw.chart_data import Chart, table
 from fedsim.report.draw.name_places import apart
 from fedsim.report.draw.png import MARKERS
 from fedsim.report.draw.svg import SERIES, STYLE, SURFACE
-from fedsim.report.wording import accuracy, decibels, percent
+from fedsim.report.wording import accuracy, graded, percent
 
 SIZE = 8.0
 """Of a marker, in points."""
@@ -109,7 +109,7 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
         axes.plot(x, y, transform=svg.moved(axes, aside), clip_on=False, zorder=3, **looks[one.defense])
     what = "the share of recognisably rebuilt images" if share else "the mean PSNR of the rebuilt images"
     described = f"Leakage as {what}, over test accuracy, a colour per defense; the lower right corner is best."
-    tell = percent if share else decibels
+    tell = percent if share else graded
     measure = "Rebuilt recognisably" if share else "Mean PSNR"
     columns = ["Defense", "Attack", "Run", "Test accuracy", measure, "Images returned"]
     rows = [
