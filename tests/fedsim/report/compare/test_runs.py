@@ -276,3 +276,24 @@ def test_runs_of_one_defense_are_told_apart_by_the_settings_that_differ(run: Any
     assert compare_runs([folders[0], other], tmp_path, "two").settings_of("run-0") == "", "the defense says it"
     page = build_comparison(folders, tmp_path / "page.html").read_text()
     assert page.count("prior.weight=1") >= 2  # below the image, and in the table by attack
+
+
+def test_points_of_runs_with_unlike_settings_do_not_compare(write_run: Any, records: Any, tmp_path: Path) -> None:
+    def said(*batches: int) -> bool:
+        folders = []
+        for number, batch in enumerate(batches):
+            config = f"seed: {number}\ndefense: {{d: {{k: {number}}}}}\nclient: {{batch_size: {batch}}}\n"
+            rows = [records.attack(1, 0, records.image(20.0))]
+            folders.append(write_run(rows, config=config, name=f"{batches}-{number}"))
+        page = build_comparison(folders, tmp_path / f"{batches}.html").read_text(encoding="utf-8")
+        return "with unlike other settings do not compare" in page
+
+    assert [said(1, 1), said(1, 8)] == [False, True]
+
+
+def test_a_run_without_attacks_spent_no_time_on_them(write_run: Any, records: Any, tmp_path: Path) -> None:
+    folders = [write_run([records.attack(1, 0, records.image(20.0))], name="a"), write_run(name="b")]
+    page = build_comparison(folders, tmp_path / "out.html").read_text(encoding="utf-8")
+    assert '<td data-value="0.5">500 ms</td>' in page
+    assert "< 1 ms" not in page
+    assert "&lt; 1 ms" not in page
