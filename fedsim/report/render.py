@@ -38,7 +38,7 @@ from fedsim.report.run.summary import (
 )
 from fedsim.report.run.timings import TimeSpent, time_spent
 from fedsim.report.run.verdict import Verdict, verdict
-from fedsim.report.wording import decibels, duration, percent
+from fedsim.report.wording import duration, graded, percent
 from fedsim.storage.durable import write_text
 from fedsim.storage.run_folder import RunFolder
 
@@ -174,10 +174,10 @@ def _model(run: RecordedRun) -> str | None:
     model = run.setting("model")
     settings = dict(model) if isinstance(model, Mapping) else {}
     name, kwargs, _ = (settings.pop(key, None) for key in ("name", "kwargs", "num_classes"))
-    settings |= kwargs if isinstance(kwargs, Mapping) else {}
     whole = settings.pop("checkpoint_head", True)
     changed = {key: value for key, value in settings.items() if value not in (None, False, "stock", "float32")}
     changed |= {} if whole else {"checkpoint_head": "false"}
+    changed |= kwargs if isinstance(kwargs, Mapping) else {}
     return None if name is None else _with_settings(str(name), changed)
 
 
@@ -231,8 +231,8 @@ def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
     if rows and rows[0].mean_leaked is not None:
         note = f"by {rows[0].attack}, over all that it rebuilt"
         if rows[0].changed:
-            note += f", against the clients’ own; {decibels(rows[0].mean_psnr)} against what the model saw"
-        cards.append(("Mean PSNR", decibels(rows[0].mean_leaked), note))
+            note += f", against the clients’ own; {graded(rows[0].mean_psnr)} against what the model saw"
+        cards.append(("Mean PSNR", graded(rows[0].mean_leaked), note))
     labelled = [row for row in rows if row.label_share is not None]
     if labelled:
         best = max(labelled, key=lambda row: row.label_share or 0.0)

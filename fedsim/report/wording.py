@@ -9,6 +9,8 @@ DASH = "–"
 TRACES = 15.0
 """dB from which an eye may find shapes or colours."""
 
+NEARLY_IDENTICAL = 30.0
+
 SEEN = "against what the model saw"
 PRIVATE = "against the client's own image, before anything changed it: what there is to protect"
 
@@ -37,6 +39,14 @@ def below(value: float | None, limit: float) -> str:
     """Decibels as `decibels` has them, never rounded up to the limit that the value stays below."""
     close = value is not None and value < limit <= round(value, 1)
     return f"{limit - 0.1:.1f} dB" if close else decibels(value)
+
+
+def graded(value: float | None) -> str:
+    """Decibels as `decibels` has them, never rounded up to where better words of `likeness` begin."""
+    for least in (TRACES, RECOGNISABLE, NEARLY_IDENTICAL, INDISTINGUISHABLE):
+        if value is not None and value < least:
+            return below(value, least)
+    return decibels(value)
 
 
 def decimal(value: float | None) -> str:
@@ -78,7 +88,7 @@ def likeness(psnr: float | None, guess: float | None = None) -> str:
         return "no better than a guess"
     for least, words in (
         (INDISTINGUISHABLE, "indistinguishable"),
-        (30.0, "nearly identical"),
+        (NEARLY_IDENTICAL, "nearly identical"),
         (RECOGNISABLE, "recognisable"),
     ):
         if psnr >= least:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.metrics.chance import accuracy_error, only_guessed
 from fedsim.report.compare.same_pictures import SamePicture, same_pictures
-from fedsim.report.compare.settings import HIDDEN_GROUPS, defense_name, flatten
+from fedsim.report.compare.settings import HIDDEN_GROUPS, apart_from_defense, defense_name, flatten
 from fedsim.report.compare.verdict import DefenseVerdict, judge_defenses
 from fedsim.report.level_wording import nothing_learned
 from fedsim.report.run.baseline import baselines
@@ -75,6 +75,7 @@ class Comparison:
         differing: keys of all settings that differ.
         columns: those of them that get a column in the first table.
         unfinished: runs that are left out because they did not finish.
+        unlike: the finished runs differ in more than defenses, attacks and seeds.
         nothing_learned: said where there are several accuracies, and none is more than a guess's.
     """
 
@@ -86,6 +87,7 @@ class Comparison:
     verdicts: tuple[DefenseVerdict, ...]
     pictures: tuple[SamePicture, ...]
     unfinished: tuple[str, ...]
+    unlike: bool = False
     nothing_learned: str = ""
 
     def settings_of(self, run: str) -> str:
@@ -153,6 +155,7 @@ def compare_runs(folders: Sequence[Path], home: Path, name: str) -> Comparison:
         verdicts=tuple(judge_defenses(list(finished.values()))),
         pictures=tuple(same_pictures({entry.name: finished[entry.name] for entry in entries})),
         unfinished=tuple(label for label, run in runs.items() if not run.finished),
+        unlike=len({apart_from_defense(run) for run in finished.values()}) > 1,
         nothing_learned=_nothing_learned(list(finished.values())),
     )
 

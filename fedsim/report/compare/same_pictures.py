@@ -104,6 +104,8 @@ def _highest(run: RecordedRun) -> dict[Key, tuple[AttackRecord, ImageRecord]]:
     best: dict[Key, tuple[AttackRecord, ImageRecord]] = {}
     for record in run.attacks:
         for image in record.images:
+            if image.content is None and image.label is None:
+                continue  # without the truth a name is a place in what an attack returned
             key = image.image, image.content
             known = best.get(key)
             if known is None or _rank(image) > _rank(known[1]):

@@ -13,7 +13,7 @@ from fedsim.report.draw.chart_data import Chart, table
 from fedsim.report.draw.name_places import apart
 from fedsim.report.draw.png import MARKERS
 from fedsim.report.draw.svg import SERIES, STYLE, SURFACE
-from fedsim.report.wording import accuracy, decibels, percent
+from fedsim.report.wording import accuracy, graded, percent
 
 SIZE = 8.0
 """Of a marker, in points."""
@@ -26,7 +26,7 @@ class Trade:
     Attributes:
         accuracy: in [0, 1].
         error: its standard error; None where it is not known.
-        leakage: the share of recognisable images in [0, 1], or their mean PSNR in dB.
+        leakage: the share of `images` that are recognisable, in [0, 1], or the mean PSNR in dB of those `rebuilt`.
     """
 
     defense: str
@@ -35,6 +35,8 @@ class Trade:
     accuracy: float
     error: float | None
     leakage: float
+    rebuilt: int
+    images: int
 
 
 def tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
@@ -49,11 +51,12 @@ def tradeoffs(comparison: Comparison) -> list[tuple[str, Chart]]:
         if attack is None or row.baseline or entry.accuracy is None:
             continue
         known = entry.defense, attack.attack, entry.name, entry.accuracy, entry.accuracy_error
+        returned = attack.rebuilt, attack.pictures
         if attack.recognised is not None:
-            shares.append(Trade(*known, attack.recognised))
+            shares.append(Trade(*known, attack.recognised, *returned))
         if attack.mean_capped is not None:
             seen = attack.mean_seen_capped if attack.as_seen else None
-            likeness.append(Trade(*known, max(attack.mean_capped, seen or 0.0)))
+            likeness.append(Trade(*known, max(attack.mean_capped, seen or 0.0), *returned))
     # Both list the same defenses in the same order, so that a colour means the same in both.
     names = list(dict.fromkeys(one.defense for one in [*shares, *likeness]))
     plots = {
@@ -106,7 +109,11 @@ def privacy_utility(trades: Sequence[Trade], defenses: Sequence[str], *, share: 
         axes.plot(x, y, transform=svg.moved(axes, aside), clip_on=False, zorder=3, **looks[one.defense])
     what = "the share of recognisably rebuilt images" if share else "the mean PSNR of the rebuilt images"
     described = f"Leakage as {what}, over test accuracy, a colour per defense; the lower right corner is best."
-    tell = percent if share else decibels
-    columns = ["Defense", "Attack", "Run", "Test accuracy", "Rebuilt recognisably" if share else "Mean PSNR"]
-    rows = [(t.defense, t.attack, t.run, accuracy(t.accuracy, t.error), tell(t.leakage)) for t in trades]
+    tell = percent if share else graded
+    measure = "Rebuilt recognisably" if share else "Mean PSNR"
+    columns = ["Defense", "Attack", "Run", "Test accuracy", measure, "Images returned"]
+    rows = [
+        (t.defense, t.attack, t.run, accuracy(t.accuracy, t.error), tell(t.leakage), f"{t.rebuilt:,} of {t.images:,}")
+        for t in trades
+    ]
     return Chart(svg.markup(figure, "tradeoff-share" if share else "tradeoff-psnr", described), table(columns, rows))

@@ -117,7 +117,8 @@ def _scatter(axes: Any, view: EmbeddingView, points: Points) -> None:
             axes.text(*patches[row, column], f" {row * columns + column + 1}", fontsize=7.5, color=INK, zorder=4)
     prefix = len(view.prefix)
     if prefix:
-        axes.scatter(*others[:prefix].T, marker="*", c="#e00000", s=110, label="class token", zorder=3)
+        label = "class token" if prefix == 1 else "class and other prefix tokens"
+        axes.scatter(*others[:prefix].T, marker="*", c="#e00000", s=110, label=label, zorder=3)
     if len(others) > prefix:
         axes.scatter(*others[prefix:].T, marker="X", c="black", s=60, label="unknown embedding", zorder=3)
 

@@ -20,7 +20,7 @@ from fedsim.report.draw.name_places import Box, apart, crowding, place_names
 from fedsim.report.draw.svg import GRID, INK, LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.matrix.cells import Matrix, MatrixRow
 from fedsim.report.matrix.verdict import standard_error
-from fedsim.report.matrix.wording import LEVELS, cell_level, cell_text, leakage_level, leakage_text
+from fedsim.report.matrix.wording import LEVELS, cell_level, cell_text, leakage_text, strongest_level
 from fedsim.report.thresholds import EXACT, bar
 from fedsim.report.wording import DASH, accuracy, percent
 
@@ -31,7 +31,7 @@ FILLS = {
     "guess": ("#e9eef5", "#1a1f2b"),
     "traces": ("#fdeac2", "#1a1f2b"),
     "recognisable": ("#f9bd77", "#1a1f2b"),
-    "nearly-identical": ("#e2703f", "#ffffff"),
+    "nearly-identical": ("#e2703f", "#1a1f2b"),
     "indistinguishable": ("#9c1c14", "#ffffff"),
     "as-seen": ("#e6cdea", "#1a1f2b"),
     "labels": ("#dfe3f7", "#1a1f2b"),
@@ -93,7 +93,7 @@ def privacy_utility_svg(points: Sequence[Point], baseline: float | None, name: s
     )
     told = [(p, accuracy(p.accuracy, p.error), "on it" if p.pareto else DASH) for p in points]
     rows = [(p.name, accurate, leakage_text(p.leakage), front) for p, accurate, front in told]
-    columns = ("Defense", "Test accuracy", "Leakage in dB", "Pareto front")
+    columns = ("Defense", "Test accuracy ± standard error", "Leakage in dB", "Pareto front")
     return Chart(svg.markup(figure, name, described), table(columns, rows))
 
 
@@ -131,8 +131,7 @@ def _heat_map(axes: Axes, matrix: Matrix, state: str, *, named: bool) -> None:
                 level, text = stage.status, "n/a" if stage.status == "refused" else "failed"
             _square(axes, float(x), y, level, text)
         value = row.leakage_in(state)
-        level = "as-seen" if row.seen_in(state) else leakage_level(value, row.baseline)
-        _square(axes, len(attacks) + 0.15, y, level, leakage_text(value), bold=True)
+        _square(axes, len(attacks) + 0.15, y, strongest_level(row, state), leakage_text(value), bold=True)
         axes.text(len(attacks) + 1.65, y, percent(row.accuracy), ha="center", va="center", color=LIGHT[INK])
         batch = DASH if row.batch is None else str(row.batch)
         axes.text(len(attacks) + 2.65, y, batch, ha="center", va="center", color=LIGHT[INK])

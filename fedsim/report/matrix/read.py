@@ -14,7 +14,7 @@ from fedsim.report.run.images.counts import Counts, count_images
 from fedsim.report.run.label_attacks import after_labels, labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.records import AttackRecord, ImageRecord
-from fedsim.report.run.summary import final_accuracy, mean, right_share
+from fedsim.report.run.summary import client_failures, final_accuracy, mean, right_share
 from fedsim.report.thresholds import EXACT
 from fedsim.storage import json_lines
 from fedsim.storage.json_objects import read_object
@@ -33,8 +33,7 @@ def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, flo
         for key, value in last.items()
         if prefixes and key.startswith(prefixes) and isinstance(value, int | float) and math.isfinite(value)
     }
-    raised = sum(len(record.failures) for record in run.rounds)
-    return final_accuracy(run), sum(run.round_seconds.values()), measured, raised
+    return final_accuracy(run), sum(run.round_seconds.values()), measured, len(client_failures(run))
 
 
 def over_seeds(measured: Sequence[Mapping[str, float]], trainings: int) -> dict[str, float]:

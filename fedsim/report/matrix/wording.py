@@ -1,7 +1,7 @@
 """The cells of a leakage matrix as people read them."""
 
 from fedsim.metrics.chance import accuracy_reach
-from fedsim.report.matrix.cells import Matrix, MatrixCell
+from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixRow
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import (
     EXACT,
@@ -24,13 +24,20 @@ LEVELS = {
 }
 
 
-def leakage_level(leakage: float | None, baseline: float | None) -> str:
-    """The class of a value for colours, one of `LEVELS`; `pending` where there is none."""
+def leakage_level(leakage: float | None, baseline: float | None, recognised: bool = False) -> str:
+    """The class of a value for colours, one of `LEVELS`; `pending` where there is none.
+
+    Args:
+        recognised: an image behind the value is recognisable, which a mean at the guess hides.
+    """
     if leakage is None:
         return "pending"
-    if baseline is not None and leakage < baseline + GUESS_MARGIN:
+    guessed = baseline is not None and leakage < baseline + GUESS_MARGIN
+    if guessed and not recognised:
         return "guess"
-    return "traces" if leakage < RECOGNISABLE else likeness(leakage).replace(" ", "-")
+    if leakage < RECOGNISABLE:
+        return "traces"
+    return "recognisable" if guessed else likeness(leakage).replace(" ", "-")
 
 
 def leakage_text(leakage: float | None) -> str:
@@ -48,8 +55,15 @@ def cell_level(cell: MatrixCell) -> str:
         return "labels" if cell.label_share is not None else "guess"
     if cell.hidden:
         return "as-seen"
-    # A mean hides the one image that came out.
-    return leakage_level(cell.leakage, None if cell.recognised else cell.baseline)
+    return leakage_level(cell.leakage, cell.baseline, bool(cell.recognised))
+
+
+def strongest_level(row: MatrixRow, state: str) -> str:
+    """The class of what the strongest attack of a row leaves: an image that any of them makes recognisable tells."""
+    if row.seen_in(state):
+        return "as-seen"
+    recognised = any(cell.recognised for cell in row.cells if cell.state == state and not cell.blind)
+    return leakage_level(row.leakage_in(state), row.baseline, recognised)
 
 
 def cell_text(cell: MatrixCell) -> str:

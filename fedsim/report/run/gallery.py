@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsim.report.draw.pictures import EmbeddedImage, embed_image, embed_strip, embed_thumbnail
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
-from fedsim.report.wording import decibels, likeness
+from fedsim.report.wording import graded, likeness
 
 PAIRS_SHOWN = 60
 THUMBNAILS_HELD = 2000
@@ -118,9 +118,9 @@ def _film(run: RecordedRun, image: ImageRecord) -> Film | None:
         return None
     scores = dict(frames.curve)
     captions = [
-        f"step {step:,}" + (f" · {decibels(scores[step])}" if step in scores else "") for step in frames.strip_steps
+        f"step {step:,}" + (f" · {graded(scores[step])}" if step in scores else "") for step in frames.strip_steps
     ]
-    result = "result" + ("" if image.psnr is None else f" · {decibels(image.psnr)}")
+    result = "result" + ("" if image.psnr is None else f" · {graded(image.psnr)}")
     return Film(strip, frames.strip_steps, (*captions, result))
 
 

@@ -11,6 +11,7 @@ from fedsim.report.run.certificates import of_images
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.thresholds import EXACT, INDISTINGUISHABLE, RECOGNISABLE
+from fedsim.storage.run_folder import UNCHANGED
 
 NUMBER = re.compile(r"(?<![\w.,])[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
 """One that stands alone: that of `blocks.0` or `conv1` is part of a name."""
@@ -31,6 +32,7 @@ class AttackSummary:
         certified, wrongly_certified: observations whose result the attack itself vouches for, and those of them where
             the audit found it wrong.
         pictures: private pictures behind the observations on which the attack ran to its end and was scored.
+        rebuilt: those that the attack returned and that were scored.
         recognisable: those that can be recognised as the clients' own.
         as_seen: those that can be recognised as the model saw them, changed by a defense, and not as the clients' own.
         changed: a defense changed pictures before the model saw them, so that the scores against the two differ.
@@ -57,6 +59,7 @@ class AttackSummary:
     certified_labels: int
     wrongly_certified: int
     pictures: int
+    rebuilt: int
     recognisable: int
     as_seen: int
     changed: bool
@@ -194,7 +197,13 @@ def uncertified(run: RecordedRun) -> list[Group]:
 
 
 def client_failures(run: RecordedRun) -> list[ClientFailure]:
-    return [ClientFailure(row.number, failure.client, failure.error) for row in run.rounds for failure in row.failures]
+    """Clients that raised; a round that left the model as it was is the failure of none."""
+    return [
+        ClientFailure(row.number, failure.client, failure.error)
+        for row in run.rounds
+        for failure in row.failures
+        if failure.error != UNCHANGED
+    ]
 
 
 def run_times(run: RecordedRun) -> RunTimes:
@@ -241,6 +250,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         certified_labels=sum(record.certified and not of_images(record) for record in done),
         wrongly_certified=sum(record.wrongly_certified for record in done),
         pictures=pictures,
+        rebuilt=len(values),
         recognisable=sum(image.recognisable for image in own),
         as_seen=sum(any(image.as_seen for image in found) for found in forms),
         changed=any(image.changed for image in images),

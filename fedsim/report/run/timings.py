@@ -54,7 +54,7 @@ class TimeSpent:
     """What the section says.
 
     Attributes:
-        parts: those that took any time at all.
+        parts: those that took any time at all; round 0, before training, is none of theirs.
         facts: name and value of what is no time.
     """
 
@@ -68,12 +68,11 @@ def time_spent(run: RecordedRun) -> TimeSpent | None:
     """Where the time of rounds went; None where no round of training told what it spent its time on."""
     if not any("train" in record.values for record in run.timings):
         return None
-    rounds = _divided(run.timings)
-    totals = {key: sum(spent[key] for spent in rounds.values()) for key in PARTS}
+    trained = {number: spent for number, spent in _divided(run.timings).items() if number > 0}
+    totals = {key: sum(spent[key] for spent in trained.values()) for key in PARTS}
     keys = [key for key in PARTS if totals[key] > 0]
     whole = sum(totals.values())
-    trained = {number: spent for number, spent in rounds.items() if number > 0}
-    if not keys or not trained:
+    if not keys:
         return None
     parts = tuple(
         Part(PARTS[key], totals[key], totals[key] / whole, statistics.median(one[key] for one in trained.values()))

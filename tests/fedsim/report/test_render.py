@@ -229,13 +229,18 @@ def test_the_model_is_named_with_what_was_set_of_it(write_run: Any, records: Any
     config = "model: {name: vit_x, num_classes: 3, img_size: 24, pretrained: false, dtype: float64, kwargs: {k: 2}}\n"
     page = build_report(write_run([], config=config)).read_text(encoding="utf-8")
     assert "vit_x (img_size=24, dtype=float64, k=2)<" in page
-    settings = {"b": "variant: stock, checkpoint_head: true", "c": "checkpoint: w, checkpoint_head: false"}
-    usual, headless = (
+    settings = {
+        "b": "variant: stock, checkpoint_head: true",
+        "c": "checkpoint: w, checkpoint_head: false",
+        "d": "pretrained: false, kwargs: {bias: false, depth: 0}",
+    }
+    usual, headless, unbiased = (
         build_report(write_run([], config=f"model: {{name: vit_x, {words}}}\n", name=name)).read_text()
         for name, words in settings.items()
     )
     assert "vit_x<" in usual
     assert "vit_x (checkpoint=w, checkpoint_head=false)<" in headless
+    assert "vit_x (bias=False, depth=0)<" in unbiased
 
 
 def test_of_a_fine_tuned_model_the_trained_tensors_alone_are_said_to_be_sent(write_run: Any, records: Any) -> None:
@@ -287,6 +292,13 @@ def test_pictures_of_one_name_and_other_numbers_are_not_the_same(write_run: Any,
 
     assert len(shown("aa", "aa")) == 1
     assert shown("aa", "bb") == []
+
+
+def test_images_that_only_attacks_numbered_are_not_the_same(write_run: Any, records: Any) -> None:
+    """Without the truth a name is a place in what an attack returned."""
+    image = records.image(None, "round-00001-client-00000/0", label=None, reconstruction="reconstructions/a.png")
+    runs = {name: read_run(write_run([records.attack(1, 0, image, scored=False)], name=name)) for name in "ab"}
+    assert same_pictures(runs) == []
 
 
 def test_the_sweep_page_compares_finished_runs(write_run: Any, records: Any) -> None:

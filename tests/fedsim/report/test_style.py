@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from fedsim.report.matrix.figures import FILLS
 from fedsim.report.pages import filled
 
 CSS = filled("style.css.j2")
@@ -49,3 +50,8 @@ def test_text_and_signs_stand_out(theme: str) -> None:
 def test_a_chosen_dark_is_the_systems_dark() -> None:
     assert colours("dark") == colours("system's dark")
     assert set(colours("dark")) == set(colours("light"))
+
+
+def test_text_in_a_cell_of_a_matrix_can_be_read_on_its_fill() -> None:
+    weak = {level: contrast(*pair) for level, pair in FILLS.items() if contrast(*pair) < 4.5}
+    assert not weak

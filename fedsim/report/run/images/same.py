@@ -43,7 +43,7 @@ def same_images(known: Mapping[Key, Made]) -> Same:
     digest is at most one of those of its name and its label. Folders of earlier versions have none: there, of one seed,
     images of one guess, to the last bit, and one label are one. Without a guess an image is known by its name, its
     label and its client. Another seed has another guess: there an image is known by its name and its label, and by all
-    other names that it has under any seed.
+    other names that it has under any seed; one without a label and a guess is none of another seed.
     """
     marks = {key: _mark(*made) for key, made in known.items()}
     if len({seed for seed, *_ in marks.values()}) <= 1:
@@ -55,6 +55,8 @@ def same_images(known: Mapping[Key, Made]) -> Same:
     for key, mark in marks.items():
         if mark in contents:
             continue  # its numbers tell
+        if titles[key][1] is None and known[key][1].guess_psnr is None:
+            continue  # without the truth a name is a place in what an attack returned
         under.setdefault((mark[0], titles[key]), set()).add(mark)
         one, other = _root(first, mark), _root(first, titles[key])
         if other in contents:

@@ -163,6 +163,21 @@ def test_the_trade_off_leaves_baselines_out(write_run: Any, records: Any, tmp_pa
     assert drawn == [(True, [(0.0, 0.75)]), (False, [(15.0, 0.75)])]
 
 
+def test_the_trade_off_says_of_how_many_images_a_mean_is(
+    write_run: Any, records: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share counts those that did not come out, a mean does not."""
+    shown: list[tuple[float, int, int]] = []
+    monkeypatch.setattr(
+        tradeoff,
+        "privacy_utility",
+        lambda trades, defenses, share: shown.extend((one.leakage, one.rebuilt, one.images) for one in trades),
+    )
+    images = [records.image(psnr, f"digits/{k}") for k, psnr in enumerate((50.0, None, None, None))]
+    build_comparison([write_run([records.attack(1, 0, *images)])], tmp_path / "out.html")
+    assert shown == [(0.25, 1, 4), (50.0, 1, 4)]
+
+
 def test_the_trade_off_shows_what_the_model_saw_and_no_refusal(
     write_run: Any, records: Any, tmp_path: Path, drawn: Any
 ) -> None:
@@ -261,3 +276,24 @@ def test_runs_of_one_defense_are_told_apart_by_the_settings_that_differ(run: Any
     assert compare_runs([folders[0], other], tmp_path, "two").settings_of("run-0") == "", "the defense says it"
     page = build_comparison(folders, tmp_path / "page.html").read_text()
     assert page.count("prior.weight=1") >= 2  # below the image, and in the table by attack
+
+
+def test_points_of_runs_with_unlike_settings_do_not_compare(write_run: Any, records: Any, tmp_path: Path) -> None:
+    def said(*batches: int) -> bool:
+        folders = []
+        for number, batch in enumerate(batches):
+            config = f"seed: {number}\ndefense: {{d: {{k: {number}}}}}\nclient: {{batch_size: {batch}}}\n"
+            rows = [records.attack(1, 0, records.image(20.0))]
+            folders.append(write_run(rows, config=config, name=f"{batches}-{number}"))
+        page = build_comparison(folders, tmp_path / f"{batches}.html").read_text(encoding="utf-8")
+        return "with unlike other settings do not compare" in page
+
+    assert [said(1, 1), said(1, 8)] == [False, True]
+
+
+def test_a_run_without_attacks_spent_no_time_on_them(write_run: Any, records: Any, tmp_path: Path) -> None:
+    folders = [write_run([records.attack(1, 0, records.image(20.0))], name="a"), write_run(name="b")]
+    page = build_comparison(folders, tmp_path / "out.html").read_text(encoding="utf-8")
+    assert '<td data-value="0.5">500 ms</td>' in page
+    assert "< 1 ms" not in page
+    assert "&lt; 1 ms" not in page

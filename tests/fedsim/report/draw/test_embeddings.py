@@ -3,6 +3,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fedsim.errors import ConfigError
@@ -89,3 +90,11 @@ def test_figures_are_drawn_and_repeat_to_the_byte(tmp_path):
 def test_any_grid(tmp_path, grid):
     draw_similarity(view(grid=grid), tmp_path / "similarity.png")
     assert drawn(tmp_path / "similarity.png")
+
+
+@pytest.mark.parametrize(("prefix", "label"), [(1, "class token"), (5, "class and other prefix tokens")])
+def test_prefix_tokens_are_named_by_how_many_there_are(tmp_path, monkeypatch, prefix, label):
+    named = []
+    monkeypatch.setattr(Figure, "legend", lambda figure, handles, labels, **look: named.extend(labels))
+    draw_projections([view(prefix=prefix)], "pca", tmp_path / "projection.png")
+    assert named == [label, "unknown embedding"]

@@ -41,6 +41,19 @@ def test_a_search_as_a_table() -> None:
     assert chart.data.rows == (("1", "0.5", "9.0 dB"), ("50", "–", "11.0 dB"), ("10,000", "1e-07", "–"))
 
 
+def test_an_axis_says_where_what_is_above_its_end_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = []
+    whole = svg.markup
+    monkeypatch.setattr(
+        svg, "markup", lambda figure, *more: labels.append(figure.axes[-1].get_ylabel()) or whole(figure, *more)
+    )
+    for top in (120.0, 300.0):
+        lines = [Series("a", [(1.0, 20.0), (2.0, top)])]
+        figures.leakage_curve(lines)
+        figures.search_curve("dlg", "loss", lines, lines)
+    assert labels == ["Mean PSNR (dB)"] * 2 + ["Mean PSNR (dB),\n120 and more as that"] * 2
+
+
 def test_a_histogram_as_a_table() -> None:
     chart = figures.psnr_histogram(["a", "b"], [[9.0, 9.5, 30.0], [300.0, 121.0]])
     assert chart is not None
@@ -57,18 +70,19 @@ def test_times_as_a_table() -> None:
 
 @pytest.mark.parametrize(("share", "told"), [(True, "100 %"), (False, "1.0 dB")])
 def test_the_trade_off_as_a_table(share: bool, told: str) -> None:
-    trades = [Trade("none", "dlg", "0", 0.8, 0.04, 1.0), Trade("mjp", "dlg", "1", 0.5, None, 0.0)]
+    trades = [Trade("none", "dlg", "0", 0.8, 0.04, 1.0, 1, 4), Trade("mjp", "dlg", "1", 0.5, None, 0.0, 4, 4)]
     chart = privacy_utility(trades, ["none", "mjp"], share=share)
     assert chart is not None
     assert chart.data.columns[:4] == ("Defense", "Attack", "Run", "Test accuracy")
-    assert chart.data.rows[0] == ("none", "dlg", "0", "80.0 % ± 4.0", told)
+    assert chart.data.columns[-1] == "Images returned"
+    assert chart.data.rows[0] == ("none", "dlg", "0", "80.0 % ± 4.0", told, "1 of 4")
     assert len(chart.data.rows) == 2
 
 
 def test_the_front_as_a_table() -> None:
     points = [Point("none", 0.9, 0.01, 60.0, False, False), Point("noise", 0.8, None, 15.0, True)]
     chart = privacy_utility_svg(points, 10.0, "front")
-    assert chart.data.columns == ("Defense", "Test accuracy", "Leakage in dB", "Pareto front")
+    assert chart.data.columns == ("Defense", "Test accuracy ± standard error", "Leakage in dB", "Pareto front")
     assert chart.data.rows == (("none", "90.0 % ± 1.0", "≥ 60", "–"), ("noise", "80.0 %", "15.0", "on it"))
 
 
@@ -78,7 +92,7 @@ def test_accuracy_goes_to_the_right_on_an_axis_that_chance_does_not_fill(monkeyp
     whole = svg.markup
     monkeypatch.setattr(svg, "markup", lambda figure, *more: drawn.append(figure.axes[0]) or whole(figure, *more))
     for error, span in ((0.18, (0.0, 62.5)), (None, (0.0, 100.0)), (0.001, (23.3, 26.7))):
-        trades = [Trade("none", "a", "r", one, error, 0.5) for one in (0.235, 0.265)]
+        trades = [Trade("none", "a", "r", one, error, 0.5, 1, 2) for one in (0.235, 0.265)]
         assert privacy_utility(trades, ["none"], share=True) is not None
         assert drawn[-1].get_xlim() == pytest.approx(span)
         assert drawn[-1].get_ylim() == (0.0, 100.0)

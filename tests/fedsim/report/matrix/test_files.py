@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.files import COLUMNS, build_matrix_report, write_matrix
-from fedsim.report.matrix.wording import leakage_level
+from fedsim.report.matrix.wording import cell_level, leakage_level, strongest_level
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import EXACT
 
@@ -41,6 +41,16 @@ def test_levels_change_at_their_thresholds(leakage, level):
 
 def test_a_cell_at_its_guess_is_none_that_is_recognisable():
     assert [leakage_level(value, 24.2) for value in (24.2, 25.1, 25.3)] == ["guess", "guess", "recognisable"]
+
+
+@pytest.mark.parametrize(("leakage", "guess", "level"), [(10.7, 10.0, "traces"), (31.1, 31.0, "recognisable")])
+def test_a_mean_at_the_guess_that_hides_a_recognisable_image_is_never_more_than_recognisable(leakage, guess, level):
+    values = {"status": "done", "leakage": leakage, "baseline": guess, "pictures": 50, "rebuilt": 50, "done": 50}
+    cell = MatrixCell("a", "initial", recognised=0.02, **values)
+    row = MatrixRow("r", cells=(cell,), audits={"initial": RowState("done")})
+    assert (cell_level(cell), strongest_level(row, "initial")) == (level, level)
+    none = replace(cell, recognised=0.0)
+    assert (cell_level(none), strongest_level(replace(row, cells=(none,)), "initial")) == ("guess", "guess")
 
 
 def small_matrix(name="m", evil=""):

@@ -12,6 +12,7 @@ from fedsim.report.run.read import read_run
 from fedsim.report.run.summary import summarise_attacks
 from fedsim.report.run.verdict import verdict
 from fedsim.report.thresholds import EXACT
+from fedsim.storage.run_folder import UNCHANGED
 
 GUESS = {"a": 12.0, "b": 10.0, "c": 8.0, "d": 14.0}
 
@@ -127,7 +128,7 @@ def test_an_attack_tried_again_counts_once(audit):
 
 def test_what_a_training_left(write_run):
     rounds = [
-        {"round": 1, "failures": [{"client": 1, "error": "x"}]},
+        {"round": 1, "failures": [{"client": 1, "error": "x"}, {"client": None, "error": UNCHANGED}]},
         {"round": 2, "accuracy": 0.5, "mjp_ratio": 0.1, "mjpx": 1, "loss": 2.0},
     ]
     folder = write_run(rounds=rounds)

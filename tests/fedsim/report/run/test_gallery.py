@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from fedsim.report.draw.pictures import embed_image, embed_thumbnail, save_png
+from fedsim.report.render import build_report
 from fedsim.report.run.gallery import build_gallery
 from fedsim.report.run.read import read_run
 
@@ -105,3 +106,27 @@ def test_an_image_that_is_nearly_grey_is_badged_as_it_is_counted(
     (pair,) = build_gallery(read_run(folder)).pairs
     assert (pair.likeness, pair.looks) == (likeness, likeness.replace(" ", "-"))
     assert pair.image.recognisable == (likeness != "no better than a guess")
+
+
+def test_a_figure_is_not_rounded_up_to_what_its_badge_denies(write_run: Any, records: Any, picture: Any) -> None:
+    folder = write_run()
+    image = records.image(19.97, guess_psnr=8.0, reconstruction=picture(folder))
+    (folder / "attacks.jsonl").write_text(json.dumps(records.attack(1, 0, image)) + "\n")
+    page = build_report(folder).read_text(encoding="utf-8")
+    assert page.count("19.9 dB") >= 3  # a card above, the table and below the image
+    assert "20.0 dB" not in page
+
+
+def test_labels_and_an_order_are_named_where_they_are_known(write_run: Any, records: Any, picture: Any) -> None:
+    order, labels = "the best of each attack first", "Each caption gives the label"
+    for psnr, label, recovered, told in (
+        (30.0, 3, 3, [True, True]),
+        (None, None, None, [False, False]),
+        (None, None, 3, [False, True]),
+    ):
+        folder = write_run(name=f"{psnr}-{recovered}")
+        image = records.image(psnr, label=label, label_recovered=recovered, reconstruction=picture(folder))
+        (folder / "attacks.jsonl").write_text(json.dumps(records.attack(1, 0, image)) + "\n")
+        page = build_report(folder).read_text(encoding="utf-8")
+        assert [words in page for words in (order, labels)] == told
+        assert (f"{labels} of the image and" in page) is (label is not None)

@@ -19,6 +19,7 @@ from fedsim.report.run.summary import (
     summarise_attacks,
 )
 from fedsim.report.run.verdict import verdict
+from fedsim.storage.run_folder import UNCHANGED
 
 
 def test_one_attack_by_hand(write_run: Any, records: Any) -> None:
@@ -134,8 +135,9 @@ def test_leakage_round_by_round(write_run: Any, records: Any) -> None:
 
 
 def test_accuracy_failures_and_times(write_run: Any) -> None:
+    unchanged = {"client": None, "error": UNCHANGED}
     rounds = [
-        {"round": 1, "accuracy": 0.5, "failures": [{"client": 4, "error": "RuntimeError: x"}]},
+        {"round": 1, "accuracy": 0.5, "failures": [{"client": 4, "error": "RuntimeError: x"}, unchanged]},
         {"round": 2, "loss": 1.0},
     ]
     run = read_run(write_run(rounds=rounds))

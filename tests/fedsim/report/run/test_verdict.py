@@ -8,7 +8,7 @@ import pytest
 from fedsim.report.run.read import read_run
 from fedsim.report.run.summary import summarise_attacks
 from fedsim.report.run.verdict import verdict
-from fedsim.report.wording import count, decibels, duration, likeness, listed, percent
+from fedsim.report.wording import count, decibels, duration, graded, likeness, listed, percent
 
 
 def test_every_image_recognisable_and_certified(write_run: Any, records: Any) -> None:
@@ -572,3 +572,10 @@ def test_an_attack_of_ones_own_is_known_by_what_it_left(write_run: Any, records:
     config = "attack: {mine: {_target_: attacks.mine.Labels}}\n"
     row = records.attack(1, 0, records.image(None), attack="mine", certificate={}, labels=[3])
     assert verdict(read_run(write_run([row], config=config))).sentence.startswith("Only labels were attacked")
+
+
+@pytest.mark.parametrize("least", [15.0, 20.0, 30.0, 40.0])
+def test_decibels_never_look_better_than_their_words(least: float) -> None:
+    assert (graded(least - 0.03), graded(least)) == (f"{least - 0.1:.1f} dB", f"{least:.1f} dB")
+    assert likeness(least - 0.03) != likeness(least)
+    assert (graded(None), graded(least + 5.03), graded(300.0)) == ("–", f"{least + 5:.1f} dB", "exact")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.run.images.counts import count_images
 from fedsim.report.run.images.leakage import Leakage, summarise_leakage
 from fedsim.report.run.images.same import named, same_images
 from fedsim.report.run.read import read_run
@@ -130,3 +131,12 @@ def test_attacks_on_labels_end_on_no_image(write_run: Any, records: Any) -> None
     ]
     run = read_run(write_run(rows))
     assert [summarise_leakage(run, labels=names).counts.refused for names in (set(), {"mine"})] == [1, 0]
+
+
+def test_without_the_truth_images_of_several_seeds_are_not_one(write_run: Any, records: Any) -> None:
+    """Their names are the places in which an attack returned them."""
+    shown = [records.image(None, f"round-00001-client-00000/{k}", label=None, reconstruction="a.png") for k in range(8)]
+    attacked = read_run(write_run([records.attack(1, 0, *shown, scored=False)])).attacks[0]
+    pooled = [replace(attacked, seed=seed, observation=f"{seed}/{attacked.observation}") for seed in range(3)]
+    counts = count_images(pooled)
+    assert (counts.images, counts.certified) == (24, 24)
