@@ -10,7 +10,7 @@ from torch import nn
 import fedsim
 from attacks.label import RecoverLabels
 from attacks.label.signs import labels_of_signs, likely_counts
-from defenses import GradientNoise
+from defenses import GradientClip, GradientNoise
 from fedsim.errors import NotApplicable
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.5}
@@ -104,7 +104,15 @@ def test_more_classes_than_examples_are_nobody_s(model):
 
 
 @pytest.mark.parametrize("share", ["delta", "weights"])
-@pytest.mark.parametrize("noise", [GradientNoise(std=3e-4), GradientNoise(relative_norm=0.3)])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        [GradientNoise(std=3e-4)],
+        [GradientNoise(relative_norm=0.3)],
+        [GradientNoise(std=3e-4), GradientClip(1e-2)],
+    ],
+    ids=["plain", "relative", "clipped"],
+)
 def test_a_rise_that_noise_may_have_made_names_no_class(model, noise, share):
     for seed in range(10):
         seen = observed(model, [3, 3, 5, 5], {**ADAMW, "lr": 2e-3}, share=share, seed=seed, defense=noise)
