@@ -9,7 +9,7 @@ from torch import nn
 
 import fedsim
 from attacks.label import RecoverLabels
-from attacks.label.signs import labels_of_signs, likely_counts
+from attacks.label.signs import _noise, labels_of_signs, likely_counts
 from defenses import GradientClip, GradientNoise
 from fedsim.errors import NotApplicable
 
@@ -104,21 +104,21 @@ def test_more_classes_than_examples_are_nobody_s(model):
 
 
 @pytest.mark.parametrize("share", ["delta", "weights"])
-@pytest.mark.parametrize(
-    "noise",
-    [
-        [GradientNoise(std=3e-4)],
-        [GradientNoise(relative_norm=0.3)],
-        [GradientNoise(std=3e-4), GradientClip(1e-2)],
-    ],
-    ids=["plain", "relative", "clipped"],
-)
+@pytest.mark.parametrize("noise", [GradientNoise(std=3e-4), GradientNoise(relative_norm=0.3)])
 def test_a_rise_that_noise_may_have_made_names_no_class(model, noise, share):
     for seed in range(10):
         seen = observed(model, [3, 3, 5, 5], {**ADAMW, "lr": 2e-3}, share=share, seed=seed, defense=noise)
         labels = RecoverLabels("bias_sign").run(seen, torch.Generator(), torch.device("cpu"))
         assert set(labels.labels.tolist()) <= {3, 5}
         assert "a defense ran on the client" in labels.certificate.reason
+
+
+def test_noise_is_no_larger_than_a_clip_behind_it_left_it(model):
+    clipped = observed(model, [3], defense=[GradientNoise(std=1e-3), GradientClip(5e-3)])
+    numbers = sum(tensor.numel() for tensor in clipped.update.tensors.values())
+    assert _noise(clipped) == pytest.approx(5e-3 / math.sqrt(numbers))
+    relative = observed(model, [3], defense=GradientNoise(relative_norm=0.3))
+    assert _noise(replace(relative, summed=4)) == _noise(relative) > 0
 
 
 def test_where_all_rose_by_less_than_noise_they_are_a_guess(model):
