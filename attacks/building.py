@@ -80,12 +80,12 @@ def check_classes(name: str, attack: Attack, class_names: Sequence[str]) -> None
     """Refuse an attack that would ask its generator for other classes than those of the data.
 
     Args:
-        class_names: of the data; one that is its own number tells nothing.
+        class_names: of the data; a class named by its own number, there or by the generator, tells nothing.
 
     Raises:
         ConfigError: naming the first class that differs.
     """
     for number, (theirs, ours) in enumerate(zip(attack.class_names, class_names, strict=False)):
-        if theirs != ours != str(number):
+        if theirs != ours and str(number) not in (theirs, ours):
             fault = f"its generator's class {number} is {theirs}, that of the data {ours}: give the data settings of"
             raise ConfigError("attack", name, fault=f"{fault} its fedsim-prior, or attack.{name}.conditional=false")

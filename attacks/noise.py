@@ -1,6 +1,7 @@
 """How far defenses move each shared number, as far as they say so."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,13 @@ AT_BOUND = 0.99
 """Of the norm of a clip, from which on an update is one that was clipped: half precision rounds."""
 
 
-def noise_of(observation: Observation, target: State, scale: float, signal: float = 0.0) -> State | None:
+def noise_of(
+    observation: Observation,
+    target: State,
+    scale: float,
+    signal: float = 0.0,
+    of: Callable[[AddsNoise | Quantises], bool] = lambda effect: True,
+) -> State | None:
     """The standard deviation of what its defenses add, by name, in units of a gradient; None where nothing is added.
 
     Noise as it is published. Quantisation as uniform errors of its step: step/√12; where a tensor's coordinates share a
@@ -25,8 +32,9 @@ def noise_of(observation: Observation, target: State, scale: float, signal: floa
         target: what was shared, in those units.
         scale: of a change of weights; 1 for a gradient.
         signal: about the norm of what the noise was added to: a clip behind it scaled both down.
+        of: the effects that count.
     """
-    effects = [effect for effect in observation.effects if isinstance(effect, AddsNoise | Quantises)]
+    effects = [effect for effect in observation.effects if isinstance(effect, AddsNoise | Quantises) and of(effect)]
     if not effects:
         return None
     whole = math.sqrt(math.fsum(float(tensor.square().sum()) for tensor in target.values()))
@@ -69,15 +77,19 @@ def clipped_noise(observation: Observation, target: State, scale: float) -> floa
     return math.fsum(count * (one.std / _units(one, observation, scale)) ** 2 for one in before)
 
 
-def std_before_clip(observation: Observation, scale: float) -> float:
-    """The standard deviation of the noise that counts in the norm of a clip behind it, of a gradient's coordinate.
+def std_before_clip(observation: Observation, scale: float, bound: float) -> tuple[float, float]:
+    """Of the noise that counts in the norm of the clip that binds: the standard deviation of a gradient's coordinate.
+
+    And of relative noise the norm, as a multiple of that of the gradient.
 
     Args:
         scale: of a change of weights; 1 for a gradient.
+        bound: of that clip, in units of a gradient: noise between it and a looser one is in no norm that binds.
     """
-    added = [one for one in observation.effects if isinstance(one, AddsNoise) and not one.relative]
-    before = [one for one in added if math.isfinite(_limit_behind(one, observation, scale))]
-    return math.hypot(*(one.std / _units(one, observation, scale) for one in before))
+    added = [one for one in observation.effects if isinstance(one, AddsNoise)]
+    before = [one for one in added if _limit_behind(one, observation, scale) <= bound * (1.0 + 1e-9)]
+    std = math.hypot(*(one.std / _units(one, observation, scale) for one in before if not one.relative))
+    return std, math.sqrt(math.prod(1.0 + one.std**2 for one in before if one.relative) - 1.0)
 
 
 def _clip_behind(noise: AddsNoise, observation: Observation, whole: float, scale: float) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attacks.label.head import head_is_exact
 from attacks.label.rules import largest_remainder
+from attacks.noise import noise_of
 from attacks.result import Certificate, Reconstruction
 from fedsim.effects import AddsNoise
 from fedsim.errors import NotApplicable
@@ -106,19 +107,13 @@ def _doubt(observation: Observation, rose: int, total: int) -> str:
 
 
 def _noise(observation: Observation) -> float:
-    """The standard deviation of what defenses add to each number of the change, as far as they say so."""
-    update, squares = observation.update, 0.0
-    for effect in observation.effects:
-        if not isinstance(effect, AddsNoise) or effect.on != "update":
-            continue
-        size = 1.0
-        if effect.relative:
-            start = observation.global_state
-            changes = [t.double() - (start[n] if update.kind == "weights" else 0.0) for n, t in update.tensors.items()]
-            count = sum(one.numel() for one in changes)
-            size = math.sqrt(sum(float(one.square().sum()) for one in changes) / ((1.0 + effect.std**2) * count))
-        squares += (effect.std * size) ** 2
-    return math.sqrt(squares / observation.summed)
+    """The standard deviation of what defenses add to the change of the head's bias, as far as they say so."""
+    update, start, name = observation.update, observation.global_state, observation.roles.head_biases[0]
+    floating = {n: tensor.double().cpu() for n, tensor in update.tensors.items() if tensor.is_floating_point()}
+    if update.kind == "weights":
+        floating = {n: tensor - start[n].double().cpu() for n, tensor in floating.items()}
+    noise = noise_of(observation, floating, 1.0, of=lambda one: isinstance(one, AddsNoise) and one.on == "update")
+    return 0.0 if noise is None else float(noise[name].max())
 
 
 def _change(observation: Observation) -> tuple[Float[Tensor, "classes"], Float[Tensor, "classes"]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attacks.analytic.rgap.inversion import read_head
 from attacks.label.head import head_is_exact, rounding, shared, single_head
+from fedsim.effects import AddsNoise, Unpublished
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 
@@ -22,8 +23,8 @@ def label_by_weight(observation: Observation) -> tuple[int, str]:
     """The label, and why it may be another; that is empty where none other explains the gradient.
 
     Of hard labels and three classes or more `row_apart` tells, whatever sign the features have and whatever scaled the
-    gradient. Smoothed labels take the head's own softmax (`read_head`), so a gradient that nothing scaled; of two
-    classes it mostly leaves both. Else the longest row.
+    gradient; behind noise a row may stand apart by chance. Smoothed labels take the head's own softmax (`read_head`),
+    so a gradient that nothing scaled; of two classes it mostly leaves both. Else the longest row.
 
     Raises:
         NotApplicable: no head, a gradient that was withheld, is zero or is not finite, labels smoothed away.
@@ -35,7 +36,8 @@ def label_by_weight(observation: Observation) -> tuple[int, str]:
     if not bool(weight_grad.any()):
         raise NotApplicable("a gradient of zero tells no label")
     longest, apart = row_apart(weight_grad, rounding(observation))
-    if apart and not smoothing:
+    by_chance = any(isinstance(effect, AddsNoise | Unpublished) for effect in observation.effects)
+    if apart and not smoothing and not by_chance:
         return longest, ""
     doubt = head_is_exact(observation)
     if doubt or observation.protocol.steps > 1 or len(observation.roles.head_weights) > 1:

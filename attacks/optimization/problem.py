@@ -116,7 +116,12 @@ def _less_decay(gradient: State, observation: Observation) -> State:
     protocol, start = observation.protocol, observation.global_state
     if not protocol.weight_decay:
         return gradient
-    return {name: g - protocol.decay_of(name) * start[name].to(g) for name, g in gradient.items()}
+    found = {name: g - protocol.decay_of(name) * start[name].to(g) for name, g in gradient.items()}
+    if observation.effect(Sparsifies) is None:
+        return found
+    return {
+        name: tensor.where(gradient[name] != 0, 0.0) for name, tensor in found.items()
+    }  # what was pruned tells none
 
 
 def with_clip(objective: Objective, observation: Observation, choice: str) -> Objective:
@@ -124,8 +129,8 @@ def with_clip(objective: Objective, observation: Observation, choice: str) -> Ob
     bound = None if objective.scale_invariant else clip_norm(observation, choice)
     if bound is None:
         return objective
-    noise = std_before_clip(observation, unit_scale(observation))
-    return Clipped(objective, bound, noise, pruned_before_clip(observation))
+    noise, relative = std_before_clip(observation, unit_scale(observation), bound)
+    return Clipped(objective, bound, noise, pruned_before_clip(observation), relative)
 
 
 def clip_norm(observation: Observation, choice: str) -> float | None:

@@ -8,7 +8,9 @@ import torch
 from sklearn.datasets import load_digits
 
 import fedsim
-from attacks.noise import noise_of, noise_of_gradient, quantised_std
+from attacks.noise import noise_of, noise_of_gradient, quantised_std, std_before_clip
+from attacks.optimization.matching.objectives import Clipped, SquaredL2
+from attacks.optimization.problem import with_clip
 from defenses import QSGD
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.wire.records import Contribution
@@ -110,6 +112,39 @@ def test_noise_that_is_clipped_with_the_update_hides_no_more_than_unclipped_nois
         found.append(fedsim.score(result, digits[7:8]).scores.images[0].psnr)
     assert found[0] > 25
     assert found[1] == pytest.approx(found[0], abs=1.0)
+
+
+@pytest.mark.parametrize(("std", "relative"), [(0.1, 0.0), (0.0, 1.0), (0.1, 1.0)])
+def test_noise_that_was_clipped_too_counts_in_the_norm_of_the_clip(std, relative, rng):
+    gradient = {"w": torch.randn(30, generator=rng, dtype=torch.float64)}
+    whole = math.sqrt(float(gradient["w"].square().sum()) * (1 + relative**2) + 30 * std**2)
+    target = {"w": 0.1 * gradient["w"] / whole}
+    assert float(Clipped(SquaredL2(), 0.1, std, relative=relative)(gradient, target)) < 1e-20
+    assert float(Clipped(SquaredL2(), 0.1)(gradient, target)) > 1e-8
+
+
+LOOSE = {"gradient_clip": {"max_norm": 1e3}}
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_noise_between_two_clips_counts_in_the_norm_of_the_one_behind_it_alone(relative, rng):
+    """Of a tight clip before the noise and a loose one behind it, the tight one alone binds."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 20))
+    image = torch.rand(1, 3, 4, 4, generator=rng)
+    noise = {"gradient_noise": {"std": 0.0, "relative_norm": 1.0}} if relative else PLAIN
+    tight = {"local_dp": {"clipping_norm": 0.1}} if not relative else {"gradient_clip": {"max_norm": 0.1}}
+
+    def clip(*defenses):
+        return with_clip(SquaredL2(), fedsim.observe(model, image, [1], defense=list(defenses)), "gradient")
+
+    behind = clip(noise, {"gradient_clip": {"max_norm": 0.1}})
+    assert (behind.noise, behind.relative) == ((0.0, 1.0) if relative else (pytest.approx(0.1), 0.0))
+    if relative:
+        seen = fedsim.observe(model, image, [1], defense=[noise, LOOSE])
+        assert std_before_clip(seen, 1.0, 0.1) == (0.0, 0.0)
+    else:
+        loose = clip(tight, LOOSE)
+        assert (loose.max_norm, loose.noise) == (0.1, 0.0)
 
 
 @pytest.mark.parametrize("share", ["gradient", "delta"])

@@ -256,19 +256,23 @@ class Clipped(Objective):
     Args:
         noise: standard deviation of what was added to each number before, and counts in the norm.
         pruned: what had been pruned before does not count in it.
+        relative: norm of further noise that counts in it, as a multiple of the gradient's.
     """
 
-    def __init__(self, inner: Objective, max_norm: float, noise: float = 0.0, pruned: bool = False) -> None:
+    def __init__(
+        self, inner: Objective, max_norm: float, noise: float = 0.0, pruned: bool = False, relative: float = 0.0
+    ) -> None:
         super().__init__(inner.layer_weights, inner.mask_zeros)
         self.inner = inner
         self.max_norm = max_norm
         self.noise = noise
         self.pruned = pruned
+        self.relative = relative
 
     def __call__(self, found: State, target: State) -> Float[Tensor, ""]:
         counted = {name: found[name] * (target[name] != 0) for name in target} if self.pruned else found
         size = torch.stack([tensor.square().sum() for tensor in counted.values()]).sum()
-        size = size + self.noise**2 * sum(tensor.numel() for tensor in target.values())
+        size = size * (1.0 + self.relative**2) + self.noise**2 * sum(tensor.numel() for tensor in target.values())
         factor = (self.max_norm / (size + TINY).sqrt()).clamp(max=1.0)
         return self.inner({name: factor * tensor for name, tensor in found.items()}, target)
 

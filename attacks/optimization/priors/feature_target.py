@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attacks.optimization.priors.base import Prior, PriorTerm
 from attacks.optimization.priors.recorded_inputs import recorded_inputs
 from attacks.victim import make_victim
+from fedsim.effects import AddsNoise, Quantises
 from fedsim.errors import NotApplicable, one_of
 from fedsim.observation import Observation
 
@@ -118,7 +119,9 @@ def _from_head(
 ) -> tuple[Int[Tensor, "pictures"], Float[Tensor, "pictures features"]]:
     """The numbers of the pictures that have a target, and the targets."""
     roles, protocol, gradient = observation.roles, observation.protocol, observation.gradient
-    if centred and not observation.keeps("head"):
+    # Errors around the true size move a target as they do without centring; a scale that changed moves it anywhere.
+    errors = AddsNoise | Quantises
+    if centred and not all(one.keeps("head") or isinstance(one, errors) for one in observation.effects):
         raise NotApplicable("centred head rows need the head's gradient in its true size: source=head_rows does not")
     if protocol.steps > 1:
         raise NotApplicable(f"head rows mix the features of {protocol.steps} local steps")

@@ -13,7 +13,7 @@ from torch.func import vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import CHUNK, jacobian_transposed
-from attacks.noise import clipped_noise, noise_of
+from attacks.noise import clipped_noise, noise_of, std_before_clip
 from attacks.optimization.matching.local_steps import UpdateMap, unit_scale
 from attacks.optimization.problem import Problem, clip_norm, make_update_map, pruned_before_clip, shared_update
 from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of
@@ -218,7 +218,10 @@ def _shared(
     Args:
         noise: ‖n‖², of noise that was clipped with the rest.
     """
-    bound = _bound(problem, local)
+    limit = clip_norm(problem.observation, local)
+    scale = unit_scale(problem.observation)
+    relative = 0.0 if limit is None else std_before_clip(problem.observation, scale, limit)[1]
+    bound = None if limit is None else _bound(problem, local, limit, counted=bool(noise or relative))
     left = kept if kept is not None and pruned_before_clip(problem.observation) else None
 
     def shared(images: Tensor) -> tuple[Tensor, ...]:
@@ -226,21 +229,40 @@ def _shared(
         tensors = tuple(found[name] for name in names)
         if bound is not None:
             counted = found if left is None else {name: found[name] * one for name, one in left.items()}
-            whole = (torch.stack([tensor.square().sum() for tensor in counted.values()]).sum() + noise).sqrt()
+            squares = torch.stack([tensor.square().sum() for tensor in counted.values()]).sum()
+            whole = (squares * (1.0 + relative**2) + noise).sqrt()
             tensors = tuple(tensor * (bound / whole.clamp(min=1e-30)).clamp(max=1.0) for tensor in tensors)
         return tensors if kept is None else tuple(t * kept[n] for n, t in zip(names, tensors, strict=True))
 
     return shared
 
 
-def _bound(problem: Problem, local: str) -> float | None:
-    """The norm that the target was scaled down to: what was shared and is no part of it counted in the clip's."""
-    bound = clip_norm(problem.observation, local)
-    if bound is None:
-        return None
-    states = shared_update(problem.observation, local, torch.device("cpu")), problem.target
-    whole, own = (math.fsum(float(tensor.double().square().sum()) for tensor in state.values()) for state in states)
-    return bound if math.isclose(whole, own) else math.sqrt(max(bound**2 - whole + own, 0.0))
+def _bound(problem: Problem, local: str, bound: float, counted: bool) -> float:
+    """The norm that the target was scaled down to: what was shared and is no part of it counted in the clip's.
+
+    Noise behind the clip did not count: its expected part is taken off what is no part of the target.
+
+    Args:
+        bound: of the clip.
+        counted: noise was clipped with the rest.
+    """
+    observation = problem.observation
+    states = shared_update(observation, local, torch.device("cpu")), problem.target
+    whole, own = map(_squares, states)
+    if math.isclose(whole, own):
+        return bound
+    beside, scale = whole - own, unit_scale(observation)
+    if not counted:
+        noise = [_squares(noise_of(observation, state, scale) or {}) for state in states]
+        beside = max(beside - noise[0] + noise[1], 0.0)
+        if any(noise) and beside >= bound**2:  # the noise hides how much it was: about as much of each number
+            numbers = [sum(tensor.numel() for tensor in state.values()) for state in states]
+            return bound * math.sqrt(numbers[1] / numbers[0])
+    return math.sqrt(max(bound**2 - beside, 0.0))
+
+
+def _squares(state: State) -> float:
+    return math.fsum(float(tensor.double().square().sum()) for tensor in state.values())
 
 
 def _norm_at_mean(problem: Problem, update: UpdateMap, prior: ImagePrior, labels: Tensor, dtype: torch.dtype) -> float:

@@ -108,6 +108,7 @@ def test_only_a_class_that_is_asked_for_must_have_its_name(painter, tmp_path):
     check(("cat", "dog"), ("cat", "dog", "ship"))
     check((), ("cat", "dog"))
     check(("cat", "dog"), ("0", "1"))
+    check(("0", "1"), ("cat", "dog"))
     check(("cat", "dog"), ("dog", "cat"), conditional=False)
     with pytest.raises(ConfigError, match=r"^attack=gias: its generator's class 1 is dog, that of the data ship: give"):
         check(("cat", "dog"), ("cat", "ship"))

@@ -9,8 +9,8 @@ from torch import nn
 
 import fedsim
 from attacks.label import RecoverLabels
-from attacks.label.signs import labels_of_signs, likely_counts
-from defenses import GradientNoise
+from attacks.label.signs import _noise, labels_of_signs, likely_counts
+from defenses import GradientClip, GradientNoise
 from fedsim.errors import NotApplicable
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.5}
@@ -111,6 +111,14 @@ def test_a_rise_that_noise_may_have_made_names_no_class(model, noise, share):
         labels = RecoverLabels("bias_sign").run(seen, torch.Generator(), torch.device("cpu"))
         assert set(labels.labels.tolist()) <= {3, 5}
         assert "a defense ran on the client" in labels.certificate.reason
+
+
+def test_noise_is_no_larger_than_a_clip_behind_it_left_it(model):
+    clipped = observed(model, [3], defense=[GradientNoise(std=1e-3), GradientClip(5e-3)])
+    numbers = sum(tensor.numel() for tensor in clipped.update.tensors.values())
+    assert _noise(clipped) == pytest.approx(5e-3 / math.sqrt(numbers))
+    relative = observed(model, [3], defense=GradientNoise(relative_norm=0.3))
+    assert _noise(replace(relative, summed=4)) == _noise(relative) > 0
 
 
 def test_where_all_rose_by_less_than_noise_they_are_a_guess(model):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from attacks.label.single import label_of_one, single_label
 from attacks.label.weight_alone import label_by_weight, row_apart
+from fedsim.effects import AddsNoise, Clips, Unpublished
 from fedsim.errors import NotApplicable
 from fedsim.models import ModelSpec
 from fedsim.update import LocalProtocol
@@ -51,7 +52,7 @@ def test_two_classes_rows_are_opposite():
 @pytest.fixture(scope="module")
 def observed(tools):
     """What a server sees of a head whose bias is withheld."""
-    base = {c: tools.observe(ModelSpec("vit_nano_patch2_8", c), torch.rand(1, 3, 8, 8), [0]) for c in (2, 10)}
+    base = {c: tools.observe(ModelSpec("vit_nano_patch2_8", c), torch.rand(1, 3, 8, 8), [0]) for c in (2, 3, 10)}
 
     def make(classes, label, seed, smoothing=0.0, scale=1.0):
         plain = base[classes]
@@ -60,7 +61,8 @@ def observed(tools):
         update = replace(plain.update, tensors={"head.weight": scale * gradient})
         defenses = () if scale == 1.0 else ({"name": "clip"},)
         protocol = LocalProtocol(1, label_smoothing=smoothing)
-        return replace(plain, global_state=state, update=update, protocol=protocol, defenses=defenses)
+        seen = replace(plain, global_state=state, update=update, protocol=protocol, defenses=defenses)
+        return replace(seen, recorded_effects=(Clips(1.0, "update"),))
 
     return make
 
@@ -86,3 +88,17 @@ def test_attacks_on_images_get_none_where_it_is_open(observed):
     assert single_label(observed(10, 3, 0, scale=0.1)).tolist() == [3]
     with pytest.raises(NotApplicable, match="leaves nothing"):
         label_by_weight(replace(clipped, protocol=replace(clipped.protocol, label_smoothing=1.0)))
+
+
+@pytest.mark.parametrize("effect", [AddsNoise(1.0), Unpublished("own")])
+def test_behind_noise_a_row_that_stands_apart_is_no_proof(observed, effect):
+    wrong = 0
+    for seed in range(40):
+        seen = observed(3, seed % 3, seed, scale=0.1)
+        gradient = seen.update.tensors["head.weight"]
+        noise = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(seed))
+        noisy = replace(seen.update, tensors={"head.weight": gradient + noise})
+        label, doubt = label_by_weight(replace(seen, update=noisy, recorded_effects=(effect,)))
+        assert "a defense ran on the client" in doubt
+        wrong += label != seed % 3
+    assert wrong > 0

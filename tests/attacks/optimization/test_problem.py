@@ -15,6 +15,7 @@ from attacks.optimization.problem import (
     with_clip,
 )
 from defenses import GradientClip, Withhold
+from fedsim.effects import Sparsifies
 from fedsim.errors import NotApplicable
 from fedsim.settings.local.decay import groups
 from fedsim.update import Update
@@ -191,3 +192,15 @@ def test_decoupled_decay_is_no_part_of_a_surrogates_target(small, candidates, cp
     )
     for name, tensor in plain.items():
         torch.testing.assert_close(decayed[name], tensor, rtol=0, atol=1e-4)
+
+
+def test_decay_is_not_taken_off_what_was_pruned(small, candidates, cpu):
+    observation, _ = small(dtype="float64")
+    images, labels = candidates(1, dtype=torch.float64)[0], torch.tensor([3])
+    seen = stepped(observation, images, labels, torch.optim.AdamW, 2, lr=1e-3, weight_decay=0.1)
+    tensors = {name: tensor * (tensor.abs() >= tensor.abs().mean()) for name, tensor in seen.update.tensors.items()}
+    pruned = replace(seen, update=replace(seen.update, tensors=tensors))
+    pruned = replace(pruned, defenses=({"name": "topk"},), recorded_effects=(Sparsifies(0.5),))
+    found = shared_update(pruned, "surrogate", cpu)
+    assert all(bool((found[name][tensor == 0] == 0).all()) for name, tensor in tensors.items())
+    assert any(bool((found[name] != 0).any()) for name in found)

@@ -7,7 +7,7 @@ import torch
 
 from attacks.optimization.priors import FeatureTarget
 from attacks.optimization.priors.feature_target import centred_head_row_features, head_row_features
-from defenses import GradientClip
+from defenses import GradientClip, GradientNoise, Half
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 from fedsim.update import Update
@@ -60,6 +60,9 @@ def test_centred_rows_are_of_the_true_size(tools, cpu):
     seen = tools.observe(spec, tools.photographs(32)[:1], [4], defenses={"clip": GradientClip(1e-3)})
     FeatureTarget(1, "head_rows").prepare(seen, torch.tensor([4]), cpu)
     with pytest.raises(NotApplicable, match="in its true size"):
+        FeatureTarget(1, "centred_head_rows").prepare(seen, torch.tensor([4]), cpu)
+    for defense in (Half(), GradientNoise(relative_norm=0.1)):  # errors leave the size about what it was
+        seen = tools.observe(spec, tools.photographs(32)[:1], [4], defenses={"own": defense})
         FeatureTarget(1, "centred_head_rows").prepare(seen, torch.tensor([4]), cpu)
 
 

@@ -54,3 +54,18 @@ def test_what_is_no_part_of_the_target_counted_in_the_norm_of_a_clip(name, cpu, 
     (residual, *_) = make_residuals(problem, "gradient", GaussianPrior(), torch.tensor([3]), cpu)
     truth = seen.normalised(image).flatten()
     assert left(residual, truth) < 1e-9 * left(residual, torch.full_like(truth, 0.5))
+
+
+@pytest.mark.parametrize("name", ["soteria", "mjp_dal"])
+@pytest.mark.parametrize("std", [0.05, 1.0])
+def test_noise_behind_a_clip_is_no_part_of_what_the_clip_left_for_others(name, std, cpu, rng):
+    """It was taken for what was shared beside the target, and left a norm of nothing for the target."""
+    model = ModelSpec("vit_nano_patch2_8", num_classes=10, dtype="float64").build(0)
+    image, sizes = torch.rand(1, 3, 8, 8, dtype=torch.float64), []
+    for noise in ([], [{"gradient_noise": {"relative_norm": None, "std": std}}]):
+        seen = fedsim.observe(model, image, [3], defense=[name, {"gradient_clip": {"max_norm": 0.05}}, *noise])
+        problem = GaussNewton()._problem(seen, rng, cpu)
+        (residual, *_) = make_residuals(problem, "gradient", GaussianPrior(), torch.tensor([3]), cpu)
+        shared = residual.shared(seen.normalised(image).flatten())
+        sizes.append(float(torch.cat([tensor.flatten() for tensor in shared]).norm()))
+    assert 0.3 * sizes[0] < sizes[1] < 0.0500001
