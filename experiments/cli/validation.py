@@ -88,7 +88,7 @@ def check_federated(config: RunConfig) -> None:
 
 def _check_weights(strategy: Mapping[str, Any]) -> None:
     """By what the strategy weights clients: each must report it, where clients evaluate then too."""
-    key, evaluates = strategy.get("weighted_by_key", NUM_EXAMPLES), strategy.get("fraction_evaluate", 0)
+    key, evaluates = strategy.get("weighted_by_key", NUM_EXAMPLES), strategy.get("fraction_evaluate", 1.0)
     if key != NUM_EXAMPLES and (key != TRAIN_LOSS or evaluates):
         or_loss = ", which clients report when they evaluate too" if evaluates else f" or {TRAIN_LOSS}"
         raise ConfigError("strategy.weighted_by_key", key, f"{NUM_EXAMPLES}{or_loss}")

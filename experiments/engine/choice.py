@@ -73,22 +73,29 @@ def on_engine(config: Job, engine: Engine) -> Job:
 
     In this process clients have the CPU, as on workers whose settings ask for no GPU.
     """
-    device = device_on(engine, config.client.device, config.simulation.num_gpus, config.ray.address)
+    device = device_on(engine, config.client.device, config.simulation.num_gpus)
     if (engine, device) == (config.simulation.engine, config.client.device):
         return config
     client = replace(config.client, device=device)
     return replace(config, client=client, simulation=replace(config.simulation, engine=engine))
 
 
-def device_on(engine: str, device: Device, num_gpus: float, address: object) -> Device:
+def device_on(engine: str, device: Device, num_gpus: float) -> Device:
     """Where clients compute on this engine, of what `client.device` says.
 
-    Ray hides no GPU from workers that asked for none, here or on a cluster's nodes.
+    Ray hides no GPU from workers that asked for none.
     """
     if device != "auto" or (engine == "ray" and num_gpus):
         return device
-    there = torch.cuda.is_available() or (engine == "ray" and address is not None)
-    return "cpu" if there else device
+    return "cpu" if torch.cuda.is_available() else device
+
+
+def on_nodes(config: Job) -> Job:
+    """The settings as workers of a cluster get them: its nodes may have GPUs that nobody asked for."""
+    simulation = config.simulation
+    if config.client.device != "auto" or config.ray.address is None or simulation.num_gpus:
+        return config
+    return replace(config, client=replace(config.client, device="cpu"))
 
 
 def _choice(config: JobConfig, work: str, estimate: Callable[[], Estimate] | None) -> tuple[Engine, str]:

@@ -203,7 +203,11 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
 
 def _inline(unit: MatrixRun, simulation: Mapping[str, Any]) -> MatrixRun:
     """The unit for a worker, which runs it within its process, on a cluster in another working directory."""
-    config = unit.config if unit.config["ray"]["address"] is None else absolute(unit.config)
+    config = unit.config
+    if config["ray"]["address"] is not None:
+        config, client = absolute(config), config["client"]
+        if client["device"] == "auto" and not simulation["num_gpus"]:
+            config["client"] = {**client, "device": "cpu"}  # a node may have a GPU that nobody asked for
     return replace(unit, config={**config, "simulation": {**simulation, "engine": "inline"}})
 
 

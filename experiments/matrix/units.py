@@ -79,7 +79,7 @@ class MatrixRun:
     def on(self, engine: str) -> Self:
         """The run on the engine that `auto` was found to stand for, or that was named."""
         simulation, client = {**self.config["simulation"], "engine": engine}, self.config["client"]
-        device = device_on(engine, client["device"], simulation["num_gpus"], self.config["ray"]["address"])
+        device = device_on(engine, client["device"], simulation["num_gpus"])
         client = {**client, "device": device}
         return replace(self, config={**self.config, "simulation": simulation, "client": client})
 
@@ -118,7 +118,7 @@ def check_unit(unit: MatrixRun) -> None:
     if asked is None:
         return
     kept = unit.kind == AUDIT or (unit.folder / SEAL).exists()
-    differing = first_difference(absolute(asked["settings"]), absolute(unit.settings))
+    differing = first_difference(absolute(_on_cpu(asked["settings"])), absolute(_on_cpu(unit.settings)))
     if differing and kept:
         key, before, now = differing
         there = f"in this one {unit.row} was run with {key}={before}, not {now}"
@@ -133,6 +133,14 @@ def check_unit(unit: MatrixRun) -> None:
             raise ConfigError(
                 f"matrix.attacks.{name}", f"{key}={now}", f"another name: under this one {before} was measured"
             )
+
+
+def _on_cpu(settings: Config) -> Config:
+    """With `auto` as workers of a cluster get it, where it stands for the CPU here too."""
+    client = settings.get("client", {})
+    if client.get("device") != "auto" or settings["simulation"].get("num_gpus") or torch.cuda.is_available():
+        return settings
+    return {**settings, "client": {**client, "device": "cpu"}}
 
 
 def run_unit(unit: MatrixRun) -> UnitEnd:

@@ -217,8 +217,11 @@ def _check_other(name: str, images: Pictures, held: FederatedData, data: Config,
         raise ConfigError("data", f"{len(images.class_names)} classes", expected)
     seen = len(set(images.images.ids).intersection(held.train.ids)) if _source(data) == _source(own) else 0
     if seen:
-        fault = f"{name} was trained on {seen:,} of the {len(images):,} test pictures: leave data out, or divide it as"
-        raise ConfigError("data.seed", data.get("seed"), fault=f"{fault} the run did (data.seed={own.get('seed')})")
+        fault = (
+            f"{seen:,} of the {len(images):,} test pictures were in the training split of {name}: leave data out, or"
+        )
+        words = f"{fault} divide it as the run did (data.seed={own.get('seed')})"
+        raise ConfigError("data.seed", data.get("seed"), fault=words)
 
 
 def _source(data: Config) -> Config:

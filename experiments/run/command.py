@@ -29,7 +29,7 @@ from experiments.cli.validation import (
     takes_gradients,
     worker_counts,
 )
-from experiments.engine.choice import estimate_run, with_engine
+from experiments.engine.choice import estimate_run, on_nodes, with_engine
 from experiments.engine.content import federated_content, keep_content
 from experiments.engine.folders import open_folder
 from experiments.engine.reporting import reported
@@ -97,7 +97,7 @@ def run_federated(
     setup = prepare(config)
     check_observed(config, setup.sums)
     if grid_of is None and config.attack:  # SuperNodes have images of their own
-        observable = [setup.data.client(number) for number in _observable(config)]
+        observable = [setup.data.client(number) for number in _observable(config, setup)]
         setup.refuse_learned(observable)
         say_doing("looking for copies of attacked images among the server's own")
         setup = setup.attacking(*observable)
@@ -147,11 +147,13 @@ def run_federated(
         shutil.rmtree(folder.resume_points, ignore_errors=True)
 
 
-def _observable(config: RunConfig) -> list[int]:
-    """The clients that may be attacked."""
+def _observable(config: RunConfig, setup: Setup) -> list[int]:
+    """The clients that may be attacked: of those that train in a round a number stands for the first."""
     if not config.observe.every:
         return []
     chosen, every = config.observe.clients, range(config.num_clients)
+    if isinstance(chosen, int) and setup.sums is None and clients_a_round(config) >= config.num_clients:
+        return list(every[:chosen])
     return [client for client in every if not isinstance(chosen, list) or client in chosen]
 
 
@@ -180,11 +182,10 @@ def make_grid(setup: Setup) -> SimulatedGrid:
 
     wanted = placement(config)
     on_cluster = config.ray.address is not None
+    shipped = absolute(plain(on_nodes(config))) if on_cluster else config
     return RayGrid(
         config.num_clients,
-        partial(
-            with_data, build_client_app, setup.data.partitions(), absolute(plain(config)) if on_cluster else config
-        ),
+        partial(with_data, build_client_app, setup.data.partitions(), shipped),
         workers=worker_counts(config, config.num_clients),
         threads=simulation.threads,
         request=wanted.clients,

@@ -79,7 +79,7 @@ def _take_step(
         if scheduler is not None:
             part, wanted = "scheduler", "one that steps without a measure of how training goes"
             scheduler.step()
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:  # an optimiser of one's own raises what it likes
         raise ConfigError(f"{key}.{part}._target_", settings[part].get("_target_"), f"{wanted} ({error})") from error
 
 

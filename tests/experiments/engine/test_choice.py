@@ -1,5 +1,7 @@
 """`simulation=auto`: what a setting asks for, what the machine has, and then what should end sooner."""
 
+from dataclasses import replace
+
 import pytest
 import yaml
 from torch import nn
@@ -13,14 +15,16 @@ from experiments.engine.choice import (
     estimate_run,
     forward_flops,
     on_engine,
+    on_nodes,
     with_engine,
 )
+from experiments.engine.folders import comparable, first_difference
 from experiments.engine.ray_only import KEYS
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import MatrixConfig, config_of
-from fedsim.settings.schema import parse
+from fedsim.settings.schema import parse, plain
 from tests.experiments.audit.test_command import table
 from tests.experiments.run_files import rows, same_state
 
@@ -103,7 +107,7 @@ def test_in_this_process_clients_have_no_gpu_that_workers_would_not_have(machine
         (True, ["simulation.num_gpus=0.5"], "auto"),
         (True, ["client.device=cuda", "simulation.num_gpus=0.5"], "cuda"),
         (False, [], "auto"),
-        (False, ["ray.address=127.0.0.1:6379"], "cpu"),
+        (False, ["ray.address=127.0.0.1:6379"], "auto"),
     ],
 )
 def test_workers_that_asked_for_no_gpu_have_none(machine, gpu, settings, device):
@@ -111,6 +115,15 @@ def test_workers_that_asked_for_no_gpu_have_none(machine, gpu, settings, device)
     config = config_of(load_config("audit", *AUDIT, "simulation=ray", *settings))
     assert on_engine(config, "ray").client.device == device
     assert with_engine(config, "4 updates", lambda: pytest.fail("asked")).client.device == device
+
+
+def test_what_began_on_a_cluster_goes_on_in_this_process_and_its_workers_have_the_cpu(machine):
+    given = config_of(load_config("audit", *AUDIT))
+    there = on_engine(replace(given, ray=replace(given.ray, address="127.0.0.1:6379")), "ray")
+    assert first_difference(comparable(plain(there)), comparable(plain(on_engine(given, "inline")))) is None
+    assert on_nodes(there).client.device == "cpu"
+    asked = replace(there, simulation=replace(there.simulation, num_gpus=0.5))
+    assert on_nodes(asked).client.device == on_nodes(given).client.device == "auto"
 
 
 def test_a_gpu_that_is_not_there_is_refused(machine):

@@ -350,14 +350,16 @@ def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_
         "model": {"checkpoint": "g.safetensors"},
         "attack": {"gias": {"generator": {"checkpoint": "g.safetensors"}}},
         "ray": {"address": "10.0.0.1:6379"},
-        "simulation": {"engine": "ray", "threads": 2},
+        "simulation": {"engine": "ray", "threads": 2, "num_gpus": 0},
+        "client": {"device": "auto"},
         "audit": {"victims": 1},
     }
     unit = matrix_units.MatrixRun(
         "none", matrix_units.AUDIT, "untrained", tmp_path / "m" / "rows" / "none" / "a", config
     )
     sent = leakage_matrix._inline(unit, config["simulation"])
-    assert sent.config["simulation"] == {"engine": "inline", "threads": 2}
+    assert sent.config["simulation"] == {"engine": "inline", "threads": 2, "num_gpus": 0}
+    assert sent.config["client"] == {"device": "cpu"}
     assert sent.config["data"] == {"path": str(tmp_path / "pictures")}
     assert sent.config["model"] == {"checkpoint": str(tmp_path / "g.safetensors")}
     asked = {"settings": sent.settings, "attacks": sent.config["attack"]}

@@ -134,7 +134,8 @@ def test_what_cannot_be_loaded(write_run, settings, tmp_path):
 def test_pictures_that_a_run_trained_on_test_nothing(write_run, settings):
     run = write_run("a", data={**DATA, "seed": 1})
     with pytest.raises(
-        ConfigError, match=r"^data\.seed=0: no defense was trained on \d+ of the 40 test pictures: leave data"
+        ConfigError,
+        match=r"^data\.seed=0: \d+ of the 40 test pictures were in the training split of no defense: leave data",
     ):
         load_subjects(settings([run], data=DATA))
     alone, again = (load_subjects(settings([run], data=data)) for data in ({}, {**DATA, "seed": 1}))

@@ -40,6 +40,16 @@ def test_what_takes_no_step_from_gradients_alone_is_refused(key, optimizer, sche
         optimizer_factory(key, settings, plan)
 
 
+class Asserting(torch.optim.SGD):
+    def step(self, closure=None):
+        assert closure is not None
+
+
+def test_an_optimizer_that_asserts_a_closure_is_refused():
+    with pytest.raises(ConfigError, match=r"^client\.optimizer\._target_=.*Asserting: must be one that steps"):
+        optimizer_factory("client", {"_target_": f"{__name__}.Asserting", "lr": 0.1}, None)
+
+
 @pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
 def test_an_optimiser_that_torch_has_not_is_refused_whether_it_is_used_or_not(share):
     client = config_of(settings("audit", "client.optimizer._target_=torch.optim.Adan")).client
