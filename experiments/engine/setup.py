@@ -216,7 +216,7 @@ def assemble(
         check_classes(name, attack, data.class_names)
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
-    check_trainable(config, model)
+    check_trainable(config, model, data, image_shape)
     architecture.finetune.check(model, image_shape, config.client.share)
     check_accumulation(config.client, model, defenses)
     check_precision(config.client.precision, model)
