@@ -12,7 +12,7 @@ from tests.defenses.as_configured import configured
 SPECS = {
     "vit": ModelSpec("vit_tiny_patch16_224", 5, 16, 4, kwargs={"depth": 1, "embed_dim": 24, "num_heads": 3}),
     "distilled": ModelSpec("deit_tiny_distilled_patch16_224", 5, 16, 4, kwargs={"depth": 1, "embed_dim": 24}),
-    "mlp": ModelSpec("mlp_32", 5, kwargs={"hidden": [20, 16], "img_size": 8}),
+    "mlp": ModelSpec("mlp_32", 5, img_size=8, kwargs={"hidden": [20, 16]}),
 }
 
 
