@@ -37,6 +37,7 @@ class LocalResult:
     Attributes:
         tensors: beside a change of the weights also that of the floating-point buffers; empty where nobody wants it.
         buffers: values of the floating-point buffers afterwards (BatchNorm's running statistics).
+        loss: mean over the steps that were taken; over all where none was.
         skipped: local steps that were not taken, as their gradients were finite at no scale of float16; the protocol
             knows nothing of them.
     """
@@ -135,8 +136,8 @@ def train_locally(
     steps = 1 if one_gradient else settings.local_steps
     seen = _Seen()
     sizes: list[int] = []
-    skipped = 0
     losses: list[Losses] = []
+    skipped: list[Losses] = []
     lrs: list[float] = []
     computed = settings.precision, settings.micro_batch_size, local.forward
     gradient_of = LossGradient(model, defense, settings.label_smoothing, local.parameters, *computed)
@@ -150,10 +151,10 @@ def train_locally(
         private, labels = pictures.images(indices), pictures.labels[indices]
         batch = defense.transform_batch(Batch(normaliser(private), labels), draws)
         gradients = defense.gradient(model, batch, gradient_of, draws)
-        losses.append(gradient_of.take_losses())
         sizes.append(len(batch.labels))
-        if not (gradient_of.ended_finite() or one_gradient):
-            skipped += 1
+        taken = gradient_of.ended_finite() or one_gradient
+        (losses if taken else skipped).append(gradient_of.take_losses())
+        if not taken:
             continue
         if proximal_mu or settings.clip_norm is not None or not gradient_of.left(gradients):
             set_gradients(trainable, gradients, start, proximal_mu, settings.clip_norm)
@@ -173,9 +174,9 @@ def train_locally(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         buffers={name: tensor.cpu() for name, tensor in _copied(local.buffers).items()},
         protocol=_protocol(settings, optimizer, lrs, sizes[0], proximal_mu, apart),
-        loss=sum(map(mean_loss, losses)) / len(losses),
+        loss=sum(map(mean_loss, losses or skipped)) / len(losses or skipped),
         truth=seen.truth() if audit else None,
-        skipped=skipped,
+        skipped=len(skipped),
     )
 
 
@@ -237,11 +238,13 @@ class LossGradient:
         scale, losses = self.scale.value, len(self._losses)
         before = [buffer.clone() for buffer in self._buffers]
         gradients = compute()
-        while not (finite := self.scale.step()) and self.scale.value >= 1.0:
-            del self._losses[losses:]
+        while not (finite := self.scale.step()):
             with torch.no_grad():
                 for buffer, value in zip(self._buffers, before, strict=True):
                     buffer.copy_(value)
+            if self.scale.value < 1.0:
+                break
+            del self._losses[losses:]
             gradients = compute()
         if not finite:
             self._finite, self.scale.value = False, scale

@@ -14,6 +14,7 @@ from defenses.mjp.defense import MaskedJigsawPuzzle
 from defenses.settings import choice, number
 from fedsim.effects import Effect, PrunesFeatures
 from fedsim.errors import ConfigError
+from fedsim.models.finetune.lora import LowRankLinear
 from fedsim.models.roles import find_roles
 from fedsim.update import State
 
@@ -66,6 +67,10 @@ class Soteria(Defense):
         for head in self._heads or ():
             if head not in trained:
                 raise ConfigError("defense", "soteria", f"a classifier that is trained: {head} is not")
+            layer = plan.model.get_submodule(head.rpartition(".")[0])
+            if self.prune_rate > 0.0 and isinstance(layer, LowRankLinear):
+                expected = "a list without the classifier beside soteria: its factors' gradients show pruned features"
+                raise ConfigError("finetune.targets", head.split(".")[-2], expected)
         precision = plan.client.get("precision", "float32")
         if self.per == "image" and self.prune_rate > 0.0 and precision != "float32":
             raise ConfigError("client.precision", precision, "float32 beside defense.soteria.per=image")

@@ -24,6 +24,7 @@ from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_compiler, check_gpus, check_room, crews, placement, worker_counts
 from experiments.engine.guess import not_attacked, public_images, public_mean, public_prior, seen_through
+from experiments.engine.model_checks import check_trainable
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageSet
 from fedsim.data.copies import most_holders, readable_contents
@@ -215,6 +216,7 @@ def assemble(
         check_classes(name, attack, data.class_names)
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
+    check_trainable(config, model, data, image_shape)
     architecture.finetune.check(model, image_shape, config.client.share)
     check_accumulation(config.client, model, defenses)
     check_precision(config.client.precision, model)

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import PIL.Image
 import torch
 from torch import Tensor
 from torchvision.transforms import functional as transforms
 
 from fedsim.data.federated import FederatedData
+from fedsim.data.pictures import upright_rgb
 from fedsim.data.tensors import TensorImages
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
@@ -66,7 +68,8 @@ def own_data(
 ) -> OwnData:
     """`num_images` of the data set to attack, and up to `PUBLIC` others.
 
-    Images of PIL become [C,H,W] in [0, 1] of the size that the model reads; tensors must have it.
+    Images of PIL become [C,H,W] in [0, 1] of the size that the model reads, upright, 16-bit grey by its upper byte;
+    tensors must have it.
 
     Raises:
         ConfigError: too few images, images of another shape, labels without an output.
@@ -120,10 +123,11 @@ def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
     if isinstance(image, Tensor):
         result = image
     else:
-        try:
-            picture = image.convert("L" if shape[0] == 1 else "RGB")
-        except AttributeError as error:
-            raise ConfigError(f"dataset[{place}]", type(image).__name__, "an image of PIL or a tensor") from error
+        if not isinstance(image, PIL.Image.Image):
+            raise ConfigError(f"dataset[{place}]", type(image).__name__, "an image of PIL or a tensor")
+        picture = upright_rgb(image)
+        if shape[0] == 1:
+            picture = picture.convert("L")
         if picture.size != (shape[2], shape[1]):
             picture = transforms.center_crop(transforms.resize(picture, _covering(picture, shape)), list(shape[1:]))
         result = transforms.to_tensor(picture)

@@ -28,7 +28,7 @@ def decode(content: str | bytes, size: int) -> UInt8[Tensor, "3 {size} {size}"]:
     """
     with PIL.Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as opened:
         opened.load()
-        image = _rgb(PIL.ImageOps.exif_transpose(opened))
+        image = upright_rgb(opened)
     width, height = image.size
     if (width, height) != (size, size):
         scale = size / min(width, height)
@@ -83,7 +83,9 @@ class ImageCache:
                 self.num_bytes -= dropped.nbytes
 
 
-def _rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Without transparency; 16-bit grey keeps its upper byte."""
+    image = PIL.ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         # Pillow would clip 16 bits at 255: nearly everything white.
         upper_byte = np.asarray(image).astype(np.int64) >> 8

@@ -98,6 +98,10 @@ class ModelSpec:
             )
         if (channels := self.kwargs.get("in_chans", 3)) != 3:
             raise ConfigError("model.kwargs.in_chans", channels, "3: pictures are read as RGB, grey ones too")
+        for key in ("num_classes", "img_size", "patch_size"):
+            if key in self.kwargs:
+                expected = f"left out: model.{key} is a setting of its own"
+                raise ConfigError(f"model.kwargs.{key}", self.kwargs[key], expected)
         for key in ("img_size", "patch_size"):
             side = getattr(self, key)
             if side is not None and side < 1:
@@ -117,7 +121,7 @@ class ModelSpec:
             arguments["img_size"] = self.img_size
         if self.patch_size is not None:
             arguments["patch_size"] = self.patch_size
-        model = self._create(arguments, seed)
+        model = self._create(arguments, seed).to(DTYPES[self.dtype])
         self._check_patches(model)
         saved = None if self.checkpoint is None else self.saved_for(model, Path(self.checkpoint))
         as_stock = saved is not None and (self.variant == "stock" or saved.fits(model.state_dict()))
@@ -125,7 +129,6 @@ class ModelSpec:
             saved.load_into(model, head_names(model))
         if self.variant == "april":
             read_embedding_directly(model)
-        model = model.to(DTYPES[self.dtype])
         if saved is not None and not as_stock:
             saved.load_into(model, head_names(model))
         return model

@@ -108,7 +108,7 @@ def read_checkpoint(path: Path, key: str = "model.checkpoint") -> Checkpoint:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 mark = (file.metadata() or {}).get(REDRAWN, "")
-            return Checkpoint(path, load_file(path), mark, key)
+            return Checkpoint(path, _unwrapped(load_file(path)), mark, key)
         state = torch.load(path, map_location="cpu", weights_only=True)
         state = state.get("model", state.get("state_dict", state))
         return Checkpoint(path, _unwrapped({str(name): value for name, value in state.items()}), key=key)

@@ -110,9 +110,14 @@ def _as_timm(model: nn.Module) -> ViTRoles:
         patch=_pair(getattr(projection, "kernel_size", None)) if is_conv else None,
         direct_attention=reads_embedding_directly(model),
         rotary=getattr(model, "rope", None) is not None,
-        relative=any("relative_position" in name or "rel_pos" in name for name, _ in model.named_parameters()),
+        relative=_relative(model),
         obstacles=_obstacles(model, patch_embed, projection),
     )
+
+
+def _relative(model: nn.Module) -> bool:
+    biases = any("relative_position" in name or "rel_pos" in name for name, _ in model.named_parameters())
+    return biases or any("rel_indices" in name for name, _ in model.named_buffers())  # ConViT's, of the grid
 
 
 def _stated(

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import timm
@@ -14,12 +16,15 @@ from attacks.optimization.matching.local_steps import UnrolledSteps, update_scal
 from attacks.optimization.second_order.errors import autocast_of
 from attacks.victim import make_victim
 from clients.app import ClientRuntime
+from clients.local_model import LocalModel
 from clients.precision import GROWTH_INTERVAL, INITIAL, LossScale
-from clients.training import LossGradient, batches
+from clients.training import LossGradient, batches, train_locally
 from defenses.base import Batch, Defense, Plan
 from experiments.engine.setup import prepare
+from fedsim.data.tensors import TensorImages
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.errors import ConfigError
+from fedsim.models import Normaliser
 from fedsim.settings.commands import config_of
 from fedsim.settings.composition import build_data
 from fedsim.settings.schema import plain
@@ -178,6 +183,34 @@ def test_running_statistics_move_once_however_often_a_gradient_overflows():
     expected(images)
     for name, buffer in expected.named_buffers():
         torch.testing.assert_close(model.get_buffer(name), buffer)
+
+
+def test_a_skipped_step_leaves_the_loss_and_the_running_statistics():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(48), nn.Linear(48, 5))
+    images, labels = torch.rand(4, 3, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3])
+    config = config_of(settings("audit", "audit.batch_size=2", "client.share=delta", "client.precision=float16"))
+    lost = [False, True]
+
+    class LosesTheSecond(Defense):
+        def transform_batch(self, batch, rng):
+            return replace(batch, images=batch.images * (math.inf if lost.pop(0) else 1.0))
+
+    def result():
+        seen = TensorImages(images, labels, ["a", "b", "c", "d"])
+        draws = torch_generator(0, "order"), torch_generator(0, "defense")
+        normaliser = Normaliser(model)
+        return train_locally(LocalModel(copy.deepcopy(model)), seen, client, LosesTheSecond(), normaliser, *draws)
+
+    client = replace(config.client, local_steps=2)
+    both = result()
+    client, lost = replace(client, local_steps=1), [False]
+    alone = result()
+    assert (both.skipped, alone.skipped) == (1, 0)
+    assert math.isfinite(both.loss)
+    assert both.loss == alone.loss
+    assert both.tensors.keys() == alone.tensors.keys()
+    assert all(torch.equal(both.tensors[name], tensor) for name, tensor in alone.tensors.items())
+    assert all(torch.equal(both.buffers[name], tensor) for name, tensor in alone.buffers.items())
 
 
 def linear_observation(steps):

@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -7,12 +9,13 @@ from defenses import Batch, DefenseChain, MaskedJigsawPuzzle, Outpost, Plan, Sot
 from defenses.model.soteria import feature_scores, kept_features
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
+from fedsim.models.finetune.lora import LoRA
 from tests.defenses.as_configured import configured
 
 SPECS = {
     "vit": ModelSpec("vit_tiny_patch16_224", 5, 16, 4, kwargs={"depth": 1, "embed_dim": 24, "num_heads": 3}),
     "distilled": ModelSpec("deit_tiny_distilled_patch16_224", 5, 16, 4, kwargs={"depth": 1, "embed_dim": 24}),
-    "mlp": ModelSpec("mlp_32", 5, kwargs={"hidden": [20, 16], "img_size": 8}),
+    "mlp": ModelSpec("mlp_32", 5, img_size=8, kwargs={"hidden": [20, 16]}),
 }
 
 
@@ -156,6 +159,14 @@ def test_refuses_models_and_plans():
     model.head.weight.requires_grad_(False)
     with pytest.raises(ConfigError, match=r"a classifier that is trained: head\.weight is not"):
         defense.check(Plan(model, {}, {}, {"soteria": defense}))
+    for targets in (("qkv",), ("qkv", "head")):
+        model = LoRA(rank=2, targets=targets).prepare(SPECS["vit"].build(0))
+        defense.wrap_model(model)
+        refused = pytest.raises(
+            ConfigError, match=r"^finetune\.targets=head: must be .* without the classifier beside so"
+        )
+        with refused if "head" in targets else nullcontext():
+            defense.check(Plan(model, {}, {}, {"soteria": defense}))
     model, each = SPECS["vit"].build(0), Soteria(per="image")
     each.wrap_model(model)
     with pytest.raises(ConfigError, match=r"client\.precision=bfloat16: must be float32 beside defense\.soteria\.per="):

@@ -72,6 +72,13 @@ def test_wrappers_run_in_order():
             r"^model\.pretrained=true: there are no pretrained weights of vit_nano_patch2_8: model\.pretrained=false$",
         ),
         ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: must be 3"),
+        *(
+            (
+                {"kwargs": {key: 16}},
+                rf"^model\.kwargs\.{key}=16: must be left out: model\.{key} is a setting of its own$",
+            )
+            for key in ("num_classes", "img_size", "patch_size")
+        ),
     ],
 )
 def test_refusals(settings, words):
@@ -101,11 +108,25 @@ def test_checkpoints(tmp_path):
             ModelSpec(SMALL.name, 5, 32, 8, checkpoint=str(tmp_path / name), kwargs={"depth": 1}).build(0)
 
 
+@pytest.mark.parametrize("variant", ["stock", "april"])
+def test_a_float64_checkpoint_keeps_its_bits(variant, tmp_path):
+    spec = replace(SMALL, variant=variant, dtype="float64")
+    fine = {name: tensor + 1e-12 for name, tensor in replace(spec, variant="stock").build(7).state_dict().items()}
+    torch.save(fine, tmp_path / "w.pt")
+    built = replace(spec, checkpoint=str(tmp_path / "w.pt")).build(0).state_dict()
+    assert {tensor.dtype for tensor in built.values()} == {torch.float64}
+    assert all(torch.equal(tensor, fine[name]) for name, tensor in built.items())
+    assert same(spec.build(7), replace(spec, dtype="float32").build(7).double())
+
+
 def test_names_that_wrappers_of_a_model_lengthened(tmp_path):
     model = SMALL.build(7)
     for prefix in ("module.", "_orig_mod.", "module._orig_mod."):
-        torch.save({prefix + name: tensor for name, tensor in model.state_dict().items()}, tmp_path / "w.pt")
-        assert same(replace(SMALL, checkpoint=str(tmp_path / "w.pt")).build(0), model)
+        state = {prefix + name: tensor for name, tensor in model.state_dict().items()}
+        torch.save(state, tmp_path / "w.pt")
+        save_file(state, tmp_path / "w.safetensors")
+        for name in ("w.pt", "w.safetensors"):
+            assert same(replace(SMALL, checkpoint=str(tmp_path / name)).build(0), model)
 
 
 def test_a_checkpoint_of_other_classes(tmp_path):

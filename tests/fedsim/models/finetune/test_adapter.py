@@ -106,11 +106,12 @@ def test_refusals():
         prepared(Adapter(after=["pml"]))
     with pytest.raises(ConfigError, match=r"finetune\.tokens=0: must be a whole number of at least 1"):
         Prompt(tokens=0)
-    for name in ("resnet18", "eva02_tiny_patch14_224", "beit_base_patch16_224"):
+    specs = [ModelSpec(name, 5) for name in ("resnet18", "eva02_tiny_patch14_224", "beit_base_patch16_224")]
+    for spec in (*specs, ModelSpec("convit_tiny", 5, 32, 8, kwargs={"depth": 1})):
         with pytest.raises(
             ConfigError, match="finetune=prompt: must be a ViT of timm's whose blocks read tokens without rotary"
         ):
-            prepared(Prompt(), ModelSpec(name, 5))
+            prepared(Prompt(), spec)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""What of a model does not go with the clients that would train it."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedsim.data import FederatedData
+from fedsim.determinism import seeded_globals
+from fedsim.errors import ConfigError
+from fedsim.settings.commands import AuditConfig, FederatedConfig, JobConfig
+from fedsim.settings.groups import ClientSettings
+
+
+def check_trainable(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:
+    """Raises ConfigError for what clients could not train, or would train to no effect."""
+    if isinstance(config, FederatedConfig):
+        _refuse_tied(config, model)
+    if config.client.training_mode and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        _refuse_lone_images(config, model, data, image_shape)
+
+
+def _refuse_tied(config: FederatedConfig, model: nn.Module) -> None:
+    """Messages carry each trained tensor by one name, and the old values under another would win."""
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(parameter, name)
+        if first != name and parameter.requires_grad:
+            expected = f"a model whose parameters have one name each: {first} and {name} are one tensor"
+            raise ConfigError("model.name", config.model["name"], expected)
+
+
+def _refuse_lone_images(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:
+    """A batch of one image, where the last maps are so small that BatchNorm reads one value a channel."""
+    client = config.client
+    key, given = "client.batch_size", client.batch_size
+    if isinstance(config, FederatedConfig):
+        sizes = data.partition_sizes()
+    elif isinstance(config, AuditConfig):
+        sizes = [config.audit.batch_size]
+        if sizes == [1]:
+            key, given = "audit.batch_size", 1
+    else:
+        return
+    if not _any_alone(sizes, client) or not _reads_one_value(model, image_shape):
+        return
+    larger = range(client.batch_size + 1, max(sizes) + 3)
+    fitting = [size for size in larger if not _any_alone(sizes, replace(client, batch_size=size))]
+    enough = "2" if key == "audit.batch_size" else f"{fitting[0]}" if fitting else ""
+    expected = f"{enough}, larger images, or " if enough else "of clients with larger images, or "
+    why = "of an image alone BatchNorm would read one value a channel, on which it cannot train"
+    raise ConfigError(key, given, f"{expected}client.training_mode=false: {why}")
+
+
+def _any_alone(sizes: Sequence[int], client: ClientSettings) -> bool:
+    """Whether one of the batches of clients with so many images holds a single one."""
+    return any(_is_alone(size, client) for size in sizes if size)
+
+
+def _is_alone(size: int, client: ClientSettings) -> bool:
+    if min(size, client.batch_size) == 1:
+        return True
+    of_epoch = ceil(size / client.batch_size)
+    reached = client.share != "gradient" and (client.local_steps is None or client.local_steps >= of_epoch)
+    return reached and size % client.batch_size == 1
+
+
+def _reads_one_value(model: nn.Module, image_shape: Sequence[int]) -> bool:
+    """Whether BatchNorm refuses an image alone; the model stays as it is."""
+    like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    image = torch.zeros(1, *image_shape, dtype=like.dtype, device=like.device)
+    try:
+        with torch.no_grad(), seeded_globals(0, "model-noise"):
+            copy.deepcopy(model).train()(image)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        return True
+    return False

@@ -1,0 +1,51 @@
+"""Models that clients could not train, or would train to no effect, are refused before any worker starts."""
+
+import pytest
+
+from experiments.engine.setup import prepare
+from fedsim.errors import ConfigError
+from fedsim.models import Architecture
+from tests.support.federation import settings
+
+NANO = ("data=digits", "model=vit_nano")
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_trained_parameter_of_two_names_is_refused_in_a_federation(trained, monkeypatch):
+    build = Architecture.build
+
+    def tied(*given):
+        model = build(*given)
+        model.blocks[1].norm1 = model.blocks[0].norm1.requires_grad_(trained)
+        return model
+
+    monkeypatch.setattr(Architecture, "build", tied)
+    prepare(settings("audit", *NANO))
+    if not trained:  # nobody's values differ
+        prepare(settings("config", *NANO))
+        return
+    said = r"^model\.name=vit_nano_patch2_8: must be a model whose parameters have one name each: "
+    with pytest.raises(ConfigError, match=said + r"blocks\.0\.norm1\.weight and blocks\.1\.norm1\.weight are one"):
+        prepare(settings("config", *NANO))
+
+
+RESNET = ("data=digits", "model=resnet18_32", "model.img_size=8", "+model.kwargs.channels=[4,4,4,4]")
+RESNET = (*RESNET, "+model.kwargs.layers=[1,1,1,1]")  # its last maps are 1x1
+
+
+def test_batchnorm_on_one_value_a_channel_is_refused():
+    why = "of an image alone BatchNorm would read one value a channel, on which it cannot train"
+    other = r"larger images, or client\.training_mode=false: " + why
+    with pytest.raises(ConfigError, match=rf"^audit\.batch_size=1: must be 2, {other}"):
+        prepare(settings("audit", *RESNET, "audit.batch_size=1"))
+    with pytest.raises(ConfigError, match=rf"^client\.batch_size=1: must be \d+, {other}"):
+        prepare(settings("config", *RESNET, "client.batch_size=1"))
+    odd = max(prepare(settings("config", *RESNET, "client.batch_size=64")).data.partition_sizes()) - 1
+    prepare(settings("config", *RESNET, f"client.batch_size={odd}"))  # a gradient of the first batch
+    steps = (*RESNET, "strategy=fedavg", f"client.batch_size={odd}")
+    with pytest.raises(ConfigError, match=rf"^client\.batch_size={odd}: must be {odd + 1}, {other}"):
+        prepare(settings("config", *steps))
+    prepare(settings("config", *steps, "client.local_steps=1"))
+    prepare(settings("config", *steps, "client.training_mode=false"))
+    prepare(settings("audit", *RESNET, "audit.batch_size=1", "client.training_mode=false"))
+    prepare(settings("audit", *RESNET, "audit.batch_size=1", "model.img_size=32"))

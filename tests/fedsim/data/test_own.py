@@ -1,0 +1,32 @@
+"""Pictures of somebody's own data set, as those of a folder are read."""
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from fedsim.data.own import own_data
+
+RAMP = np.linspace(0, 255, 16).astype(np.uint8)[:, None].repeat(16, axis=1)
+
+
+def held(picture, channels):
+    (image,) = own_data([(picture, 1)], (channels, 16, 16), 2, 1, "first", 0).train.images([0])
+    return (255 * image).round()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mode", ["L", "RGB", "I;16", "I"])
+def test_every_depth_of_grey_is_the_same_picture(mode, channels):
+    picture = PIL.Image.fromarray(RAMP).convert("RGB" if mode == "RGB" else "L")
+    if mode.startswith("I"):
+        picture = PIL.Image.fromarray(RAMP.astype({"I;16": np.uint16, "I": np.int32}[mode]) << 8)
+    assert picture.mode == mode
+    assert torch.equal(held(picture, channels), torch.from_numpy(RAMP).float().expand(channels, -1, -1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_exif_orientation_is_undone(channels):
+    picture = PIL.Image.fromarray(RAMP)
+    picture.getexif()[0x0112] = 3  # upside down
+    assert torch.equal(held(picture, channels)[0], torch.from_numpy(RAMP[::-1].copy()).float())
