@@ -162,21 +162,6 @@ def test_it_measures_what_the_servers_attack_reaches(defended, share, least):
     assert leakage(client) == pytest.approx((min(reached, 300.0) - guess) / guess, rel=0.05)
 
 
-@pytest.mark.parametrize("positions", [(5,), (5, 8)])
-def test_it_judges_what_the_servers_attack_draws_to_the_mean(positions):
-    """Where its equations do not hold: behind noise, or of two images."""
-    noise = ("defense=[gradient_noise,leakage_gate]", "defense.gradient_noise.relative_norm=0.1")
-    client = Client(
-        *(noise if len(positions) == 1 else ("defense=[leakage_gate]",)), "defense.leakage_gate.threshold=inf"
-    )
-    observed = replace(client.observation(client.share(*positions)), image_prior=None)
-    attack = client.config["attack"]["patch_gradient"]
-    images = run_attack(observed, "patch_gradient", attack, 0, torch.device("cpu")).images.double()
-    originals = nearest_images(client.setup.data.train.subset(positions), images)
-    expected = relative_leakage(originals, images, torch.full_like(images, 0.5), "psnr").max()
-    assert leakage(client) == pytest.approx(float(expected), rel=1e-3)
-
-
 class Polish(Attack):
     """Goes on to the images that it is told."""
 
@@ -197,6 +182,18 @@ def test_it_judges_what_another_attack_makes_of_the_images(rng):
     client.gate.attack.then = Polish(client.setup.data.train.subset([5]).images([0]).double())
     client.share(5)
     assert leakage(client) > alone + 1
+
+
+def test_it_judges_what_is_drawn_to_the_mean_as_the_server_draws_it(monkeypatch):
+    client = Client(*NOISY, "defense.leakage_gate.threshold=inf")
+    client.share(5)
+    alone = leakage(client)
+    exact = client.setup.data.train.subset([5]).images([0]).double()
+    monkeypatch.setattr("attacks.toward_mean.drawn_to_mean", lambda _, result: replace(result, images=exact))
+    for shrinks in (True, False):
+        client.memory, client.gate.attack.shrinks_to_mean = {}, shrinks
+        client.share(5)
+        assert (leakage(client) > alone + 1) == shrinks
 
 
 def test_an_exact_picture_is_withheld_and_a_mixture_shared():
