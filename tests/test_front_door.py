@@ -221,6 +221,13 @@ def test_images_without_labels_are_no_data_set(dataset, words):
         fedsim.audit(OwnNet(), dataset)
 
 
+@pytest.mark.parametrize("label", [0.6, 1.0, True, "3"])
+def test_a_label_that_is_no_whole_number_is_refused(label):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+    with pytest.raises(fedsim.ConfigError, match=r"dataset\[0\]=.*labelled by a whole number"):
+        fedsim.audit(model, [(torch.rand(3, 4, 4), label)], ["labels"], num_images=1)
+
+
 @pytest.mark.parametrize(("low", "high", "said"), [(0.0, 255.0, True), (-2.1, 2.6, True), (-0.2, 1.3, False)])
 def test_images_on_another_scale_are_named(low, high, said):
     class Strange(fedsim.Attack):
