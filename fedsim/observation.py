@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
@@ -24,7 +23,7 @@ from fedsim.models import (
 )
 from fedsim.models.finetune import Finetune
 from fedsim.models.roles import OF_PARAMETERS, STATED
-from fedsim.public_images import PublicImages
+from fedsim.public_images import PublicImages, check_public
 from fedsim.update import LocalProtocol, State, Update
 
 Kind = TypeVar("Kind", bound=Effect)
@@ -81,7 +80,7 @@ class Observation:
         *,
         delta: Mapping[str, Given] | None = None,
         weights: Mapping[str, Given] | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         protocol: LocalProtocol | None = None,
         num_examples: int | None = None,
         image_shape: Sequence[int] | None = None,
@@ -91,7 +90,7 @@ class Observation:
         roles: Mapping[str, str] | None = None,
         auxiliary_probs: Tensor | None = None,
         public_images: Tensor | None = None,
-        public_labels: Tensor | None = None,
+        public_labels: Tensor | Sequence[int] | None = None,
         replayer: Replayer | None = None,
         server_round: int = 0,
         client: int = 0,
@@ -103,7 +102,7 @@ class Observation:
             gradients: of the mean loss, by parameter name, or in the order of `model.named_parameters()` with None
                 where a parameter has none. What is missing counts as withheld. Of floating point; NumPy's will do.
             delta, weights: in place of it the change of the weights, or the weights afterwards, by name, buffers too.
-            batch_size: images in the gradient.
+            batch_size: images in the gradient; None: 1, or as `protocol` says.
             protocol: how the client trained, with the learning rate of each step; needed for `delta` and `weights`.
             num_examples: images that the client holds; None: `batch_size`.
             image_shape: (channels, height, width) that the model reads; None asks a model of timm's.
@@ -132,7 +131,10 @@ class Observation:
         from fedsim.observation_factory import observation_of
 
         given = {"gradients": gradients, "delta": delta, "weights": weights}
-        stated = protocol or LocalProtocol(batch_size, training_mode=training_mode_of(model))
+        if protocol is not None and batch_size not in (None, protocol.batch_size):
+            raise ConfigError("batch_size", batch_size, f"{protocol.batch_size} as in protocol, or left out beside it")
+        count = 1 if batch_size is None else batch_size
+        stated = protocol or LocalProtocol(count, training_mode=training_mode_of(model))
         about: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
         about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
@@ -141,20 +143,20 @@ class Observation:
         )
         return seen if public_images is None else seen.with_public_images(public_images, public_labels)
 
-    def with_public_images(
-        self, images: Float[Tensor, "n c h w"], labels: Int[Tensor, " labels"] | None = None
-    ) -> "Observation":
-        """The same, of a server that has images in [0, 1] that no client holds, and their classes if they are known.
+    def with_public_images(self, images: Tensor, labels: Tensor | Sequence[int] | None = None) -> "Observation":
+        """The same, of a server that has images [n,c,h,w] in [0, 1] that no client holds, and perhaps their classes.
 
         Attacks take their mean and spectrum and start from them; label rules read what the model makes of them.
 
         Raises:
-            ConfigError: no image, one of another shape, or another number of labels.
+            ConfigError: no image, one of another shape or of values beyond [0, 1], or labels that are not a whole
+                number for each.
         """
+        classes = check_public(images, labels)
         shape = tuple(images.shape[1:])
         require("public_images", shape, shape == self.image_shape, f"images of the model's shape, {self.image_shape}")
         prior = PublicPrior.of(images[:MOST_IMAGES])
-        return replace(self, image_prior=prior, public_images=PublicImages.of(images, labels))
+        return replace(self, image_prior=prior, public_images=PublicImages.of(images, classes))
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from fedsim.models import Architecture, ViTRoles, find_roles, normalisation, own
 from fedsim.models.head_output import heads_give_scores
 from fedsim.observation import Given, Observation, Replayer
 from fedsim.public_images import PublicImages
-from fedsim.update import Kind, LocalProtocol, Shared, State, Update
+from fedsim.update import Kind, LocalProtocol, Shared, State, Update, check_protocol
 
 
 class ObservationFactory:
@@ -104,9 +104,11 @@ def observation_of(
     if len(shared) != 1:
         raise ConfigError("gradients", " and ".join(shared) or None, "one of gradients, delta and weights")
     ((key, value),) = shared.items()
-    if key != "gradients" and not (stated and protocol.lrs):
-        expected = "the local training's, LocalProtocol(batch_size, steps, 'sgd', lrs=(0.1,))"
+    kind: Kind = "gradient" if key == "gradients" else "delta" if key == "delta" else "weights"
+    if kind != "gradient" and not stated:
+        expected = "the local training's, LocalProtocol(batch_size, steps, 'sgd', lrs=(0.1,) * steps)"
         raise ConfigError("protocol", None, f"{expected}, beside {key}")
+    check_protocol(protocol, kind)
     architecture = own_architecture(model, **about)
     module = architecture.build()
     state = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
@@ -114,7 +116,6 @@ def observation_of(
     tensors, buffers = _of_this_model(key, _by_name(key, value, list(parameters)), parameters, state)
     withheld = dict.fromkeys((name for name in parameters if name not in tensors), "the client")
     count = num_examples if num_examples is not None else protocol.batch_size
-    kind: Kind = "gradient" if key == "gradients" else "delta" if key == "delta" else "weights"
     update = Update(tensors, kind, count, withheld, buffers)
     factory = ObservationFactory(architecture, module, architecture.image_shape)
     return factory.make(Shared(update, protocol), state)

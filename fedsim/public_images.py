@@ -1,13 +1,14 @@
 """Images that no client holds, as the server has them."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from fedsim.errors import require
+from fedsim.errors import ConfigError, require
 
 MOST = 1024
 MOST_BYTES = 64 * 2**20
@@ -56,6 +57,28 @@ class PublicImages:
             digest.update(f"{name}:{tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()[:16]
+
+
+def check_public(images: Tensor, labels: Tensor | Sequence[int] | None) -> Tensor | None:
+    """The labels as a tensor.
+
+    Raises:
+        ConfigError: the images are no floating-point [n,c,h,w] in [0, 1], or the labels no whole numbers.
+    """
+    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+        given = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ConfigError("public_images", given, "a floating-point tensor [n,c,h,w] of values in [0, 1]")
+    if images.numel():
+        low, high = float(images.min()), float(images.max())
+        if not (low >= 0 and high <= 1):
+            expected = "values in [0, 1]: the model's normalisation is applied for you"
+            raise ConfigError("public_images", f"{low:.3g} … {high:.3g}", expected)
+    if labels is None:
+        return None
+    classes = torch.as_tensor(labels)
+    if classes.ndim != 1 or classes.is_floating_point() or classes.dtype == torch.bool:
+        raise ConfigError("public_labels", f"{classes.dtype} {tuple(classes.shape)}", "one whole number for each image")
+    return classes
 
 
 def most_of(shape: tuple[int, ...]) -> int:

@@ -58,7 +58,8 @@ def check_effect(transform: Transform) -> None:
             _demand(name in after.withheld, f"{name} is missing and not in `withheld`")
     unknown = set(after.tensors) - set(before.tensors)
     _demand(not unknown, f"names that the model does not have: {sorted(unknown)}")
-    _demand(bool(_changed(before, after)), "nothing was changed")
+    _demand(after.kind == before.kind, f"kind is {after.kind}, not {before.kind}")
+    _demand(any(name in before.tensors for name in _changed(before, after)), "nothing was changed in any tensor")
 
 
 def check_replay(transform: Transform, random: bool) -> None:
@@ -98,6 +99,8 @@ def observe(
     model = architecture.build().train()
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    side = input_size(model)
+    _demand(images.shape[1:] == (3, side, side), f"images are {tuple(images.shape)}, the model reads 3×{side}×{side}")
     like = next(iter(parameters.values()))
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in normalisation(model))
     loss = F.cross_entropy(model(((images - mean) / std).to(like.dtype)), torch.tensor(labels))
@@ -106,7 +109,6 @@ def observe(
     update = Update(shared, "gradient", len(labels))
     if transform is not None:
         update = transform(update, _generator("defense", seed))
-    side = input_size(model)
     factory = ObservationFactory(architecture, model, (3, side, side), replayer=replayer)
     return factory.make(Shared(update, LocalProtocol(batch_size=len(labels))), state)
 
@@ -130,12 +132,14 @@ def check_beats_noise(
 
 def check_attack_replay(attack: Rebuild, observation: Observation) -> None:
     """The same seed gives the same pictures and labels, and nothing of the observation was written to."""
-    before = _versions(observation)
+    versions, before = _versions(observation), {n: t.clone() for n, t in _contents(observation).items()}
     first, second = (attack(observation, _generator("attack"), torch.device("cpu")) for _ in range(2))
     for part in ("images", "labels"):
         same = _same(getattr(first, part, None), getattr(second, part, None))
         _demand(same, f"a second call with the same seed differs in its {part}")
-    _demand(_versions(observation) == before, "the attack wrote into the observation")
+    after = _contents(observation)
+    kept = after.keys() == before.keys() and all(_same(before[name], tensor) for name, tensor in after.items())
+    _demand(kept and _versions(observation) == versions, "the attack wrote into the observation")
 
 
 def check_refusal(attack: Rebuild, observation: Observation, words: str) -> None:
@@ -194,6 +198,16 @@ def _versions(observation: Observation) -> list[int]:
     update = observation.update
     tensors = [*observation.global_state.values(), *update.tensors.values(), *update.buffers.values()]
     return [tensor._version for tensor in tensors]
+
+
+def _contents(observation: Observation) -> dict[str, Tensor]:
+    """Every tensor of it: what is written by `.data` or through NumPy counts as no write for torch."""
+    update = observation.update
+    groups: dict[str, Any] = {"state": observation.global_state, "tensors": update.tensors, "buffers": update.buffers}
+    for public in ("image_prior", "public_images"):
+        groups[public] = vars(getattr(observation, public) or object)
+    groups["auxiliary"] = {"probs": observation.auxiliary_probs}
+    return {f"{g}.{n}": t for g, group in groups.items() for n, t in group.items() if isinstance(t, Tensor)}
 
 
 def _generator(purpose: str, seed: int = 0) -> torch.Generator:

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.effects import Effect, of_training
-from fedsim.errors import NotApplicable
+from fedsim.errors import ConfigError, NotApplicable, nearest
 
 Kind = Literal["gradient", "delta", "weights"]
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -131,6 +132,36 @@ class LocalProtocol:
                 direction = gradient + self.momentum * buffer if self.nesterov else buffer
             moved = moved + lr * direction
         return tuple(moved.tolist())
+
+
+def check_protocol(protocol: LocalProtocol, kind: Kind) -> None:
+    """Of a protocol that somebody states by hand.
+
+    Raises:
+        ConfigError: it has no image or no step, or local training whose optimiser is none of torch's, or without a
+            learning rate for each step.
+    """
+    for name in ("batch_size", "steps"):
+        count = getattr(protocol, name)
+        if not isinstance(count, Integral) or int(count) < 1:
+            raise ConfigError("protocol", f"{name}={count}", "of 1 or more in whole numbers")
+    if kind == "gradient":
+        return
+    if protocol.optimizer not in OPTIMISERS:
+        expected = f"a name of torch.optim in lower case beside {kind}, as sgd or adam"
+        hint = nearest(str(protocol.optimizer).lower(), OPTIMISERS)
+        raise ConfigError("protocol", f"optimizer={protocol.optimizer}", f"{expected}.{hint}" if hint else expected)
+    if len(protocol.lrs) != protocol.steps:
+        expected = f"a rate for each of steps={protocol.steps} beside {kind}: lrs=(0.1,) * steps"
+        raise ConfigError("protocol", f"lrs={protocol.lrs}", expected)
+
+
+OPTIMISERS = frozenset(
+    name.lower()
+    for name, one in vars(torch.optim).items()
+    if isinstance(one, type) and issubclass(one, torch.optim.Optimizer) and one is not torch.optim.Optimizer
+)
+"""What a protocol may call its optimiser: torch's classes in lower case."""
 
 
 def _as_float(value: Any) -> Any:

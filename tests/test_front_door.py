@@ -221,6 +221,13 @@ def test_images_without_labels_are_no_data_set(dataset, words):
         fedsim.audit(OwnNet(), dataset)
 
 
+@pytest.mark.parametrize("label", [0.6, 1.0, True, "3"])
+def test_a_label_that_is_no_whole_number_is_refused(label):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+    with pytest.raises(fedsim.ConfigError, match=r"dataset\[0\]=.*labelled by a whole number"):
+        fedsim.audit(model, [(torch.rand(3, 4, 4), label)], ["labels"], num_images=1)
+
+
 @pytest.mark.parametrize(("low", "high", "said"), [(0.0, 255.0, True), (-2.1, 2.6, True), (-0.2, 1.3, False)])
 def test_images_on_another_scale_are_named(low, high, said):
     class Strange(fedsim.Attack):
@@ -399,10 +406,18 @@ def test_an_audit_is_a_table_and_the_commands_page(vit, tmp_path):
     assert row["psnr"] > row["guess_psnr"]
     assert math.isnan(table.loc[("withhold_pe", "patch_gradient"), "guess_psnr"])
     assert found.verdicts["none"].startswith("broken")
-    page = found.report(tmp_path / "leak.html").read_text(encoding="utf-8")
+    page = found.report(tmp_path / "new" / "leak.html").read_text(encoding="utf-8")
     assert "withhold_pe" in page
     assert "There is no undefended run" not in page
     assert "<table" in found._repr_html_()
+
+
+def test_the_page_may_stay_where_it_is(tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+    data = (torch.rand(3, 3, 4, 4), torch.arange(3))
+    found = fedsim.audit(model, data, ["labels"], num_images=1, run_dir=tmp_path / "run")
+    page = found.report(tmp_path / "run" / "report.html")
+    assert page.read_text(encoding="utf-8") == found.report(tmp_path / "a" / "b.html").read_text(encoding="utf-8")
 
 
 class Mostly(fedsim.Attack):
@@ -592,6 +607,31 @@ def test_settings_of_commands_by_name():
         fedsim.load_config("run", attack=["patch_gradent"])
     with pytest.raises(fedsim.ConfigError, match="each name once: labels"):
         fedsim.load_config("run", attack=["labels", "labels"])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"defense": {"mjp": {"ratio": 0.3}}}, ["defense=[mjp]", "defense.mjp.ratio=0.3"]),
+        (
+            {"defense": [{"mjp": {"ratio": 0.3}}, "fixed_pe"], "finetune": {"lora": {"rank": 2}}},
+            ["defense=[mjp,fixed_pe]", "defense.mjp.ratio=0.3", "finetune=lora", "finetune.rank=2"],
+        ),
+        ({"attack": ["labels", {"dlg": {"steps": 9}}]}, ["attack=[labels,dlg]", "attack.dlg.steps=9"]),
+        ({"model": {"vit_nano": {"img_size": 16}}}, ["model=vit_nano", "model.img_size=16"]),
+        ({"model": {"img_size": 16}}, ["model.img_size=16"]),
+    ],
+)
+def test_options_come_with_settings_of_their_own(given, words):
+    here = {"run_dir": "runs/one"}
+    assert fedsim.load_config("run", **given, **here) == fedsim.load_config("run", *words, **here)
+
+
+def test_a_setting_that_an_option_lacks_is_refused():
+    with pytest.raises(fedsim.ConfigError, match=r"defense\.mjp\.ratoi=0.3: there is no such setting.*'ratio'"):
+        fedsim.load_config("run", defense=[{"mjp": {"ratoi": 0.3}}])
+    with pytest.raises(fedsim.ConfigError, match="attack=dlgg: there is no such option"):
+        fedsim.load_config("run", attack=["labels", {"dlgg": {"steps": 9}}])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from experiments.measure.drawing import draw_all, embedding_view
 from experiments.measure.jigsawed import Answers, answer, layout, mask_embedding, measure_jigsaw, top1
 from experiments.measure.robust import (
     CorruptionPlan,
+    check_foreign,
     corruption_errors,
     folder_images,
     measure_foreign,
@@ -52,6 +53,8 @@ def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:
         torch.set_num_threads(config.threads)
     say_doing("loading models and test images")
     subjects = load_subjects(config)
+    for subject in subjects:
+        _check_subject(subject, config.measure)
     reference = config.measure.corruptions.reference
     if plan is not None:
         tables = {plan.table_of(_side(subject)) for subject in subjects}
@@ -78,6 +81,20 @@ def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:
     console.print(" ".join([findings(measures)[0], *cautions(measures)]), markup=False)
     console.print(f"report  {page}", markup=False)
     console.print(str(root), markup=False)
+
+
+def _check_subject(subject: Subject, measure: MeasureSettings) -> None:
+    """Raises ConfigError: a setting cannot work for this model."""
+    if measure.patch_size is not None:
+        layout(subject, measure.patch_size)
+    view = embedding_view(subject)
+    if view is not None and len(view.patches) < measure.folds:
+        expected = f"at most {len(view.patches)}, the number of patches of {subject.name}"
+        raise ConfigError("measure.folds", measure.folds, expected)
+    if measure.hard is not None:
+        folder_images(measure.hard, subject, "measure.hard", must_match=True)
+    if measure.foreign is not None:
+        check_foreign(subject, folder_images(measure.foreign, subject, "measure.foreign", must_match=False))
 
 
 class PassesBar:
@@ -184,8 +201,6 @@ def _measure_position(subject: Subject, config: MeasureConfig, notes: list[str])
     if view is None:
         notes.append("position embeddings: it has none for each patch")
         return None
-    if len(view.patches) < measure.folds:
-        raise ConfigError("measure.folds", measure.folds, f"at most {len(view.patches)}, the number of patches")
     found = position_errors(view.patches, view.grid, measure.folds, measure.repeats, config.seed)
     rows, columns = view.grid
     variance = explained_variance(view.patches, measure.dimensions)

@@ -158,16 +158,18 @@ class ForeignImages:
     chance: float
 
 
-def measure_foreign(subject: Subject, clean: Answers, folder: FolderImages, batch_size: int) -> ForeignImages:
+def check_foreign(subject: Subject, folder: FolderImages) -> None:
     """Raises ConfigError: none of the test pictures is of the foreign folders' classes."""
+    if folder.classes is not None and not bool(torch.isin(subject.pictures.labels, torch.tensor(folder.classes)).any()):
+        expected = "class folders called after classes of the test pictures, or otherwise"
+        raise ConfigError(folder.key, folder.path, expected)
+
+
+def measure_foreign(subject: Subject, clean: Answers, folder: FolderImages, batch_size: int) -> ForeignImages:
     held = folder.data.train
     count = clean.logits.shape[1]
     classes = tuple(range(count)) if folder.classes is None else folder.classes
     kept = torch.isin(subject.pictures.labels, torch.tensor(classes))
-    if not bool(kept.any()):
-        raise ConfigError(
-            folder.key, folder.path, "class folders called after classes of the test pictures, or otherwise"
-        )
     familiar = clean.logits[kept][:, list(classes)].double().softmax(1).amax(1).numpy()
     foreign = _probabilities(subject, held, classes, batch_size).max(1)
     share = len(foreign) / (len(foreign) + len(familiar))

@@ -127,6 +127,10 @@ def load_subjects(config: MeasureConfig) -> list[Subject]:
         ConfigError: a folder holds no finished run, weights do not fit, or there is nothing to measure.
     """
     origins = [_origin(folder, config.measure.round) for folder in _folders(config.runs)]
+    if origins and config.defense:
+        raise ConfigError("defense", f"[{','.join(config.defense)}]", "[] beside runs: a run has its own")
+    if not origins and config.measure.round is not None:
+        raise ConfigError("measure.round", config.measure.round, "null without runs: a model has no rounds")
     if config.model:
         if origins:
             raise ConfigError("model.name", config.model.get("name"), "no model beside runs: a run has its own")
@@ -146,7 +150,12 @@ def load_subjects(config: MeasureConfig) -> list[Subject]:
 
 
 def _folders(runs: Sequence[Any]) -> list[Path]:
-    return [found for given in runs for found in find_runs(Path(str(given)).expanduser())]
+    """Raises ConfigError: one of them is given twice."""
+    folders = [found for given in runs for found in find_runs(Path(str(given)).expanduser())]
+    whole = [folder.resolve() for folder in folders]
+    if twice := next((folder for place, folder in enumerate(whole) if folder in whole[:place]), None):
+        raise ConfigError("runs", twice, "given once: a run is no repetition of itself")
+    return folders
 
 
 def find_checkpoint(folder: Path, server_round: int | None) -> Path:
@@ -248,13 +257,23 @@ def _names(runs: Sequence[Config], given: Sequence[Any] | None) -> list[str]:
     """Defenses, and the settings in which the runs differ besides seeds; or as the user says.
 
     Raises:
-        ConfigError: another number of names than runs.
+        ConfigError: another number of names than runs, or two runs of one name and the same seeds.
     """
-    if given is not None:
-        if len(given) != len(runs):
-            raise ConfigError("names", list(given), f"a name for each of the {len(runs)} runs, or null")
-        return [str(name) for name in given]
     flat = [flatten(run) for run in runs]
+    if given is not None and len(given) != len(runs):
+        raise ConfigError("names", list(given), f"a name for each of the {len(runs)} runs, or null")
+    names = _told_apart(runs, flat) if given is None else [str(name) for name in given]
+    seen = set()
+    for name, settings in zip(names, flat, strict=True):
+        seeds = {key: value for key, value in settings.items() if key.rpartition(".")[2] == "seed"}
+        if (one := (name, *sorted(seeds.items()))) in seen:
+            fault = f"two runs of this name have seed={seeds['seed']}: repetitions differ in their seeds"
+            raise ConfigError("runs" if given is None else "names", name, fault=fault)
+        seen.add(one)
+    return names
+
+
+def _told_apart(runs: Sequence[Config], flat: Sequence[dict[str, str]]) -> list[str]:
     values: dict[str, set[str]] = {}
     for settings in flat:
         for key, value in settings.items():

@@ -165,6 +165,8 @@ def use(kind: str, result: Path, batch_size: int, choices: Mapping[str, str | No
     same += ("defense", "client.", "finetune") if kind == "lti" else ()
     words += [word for word in overrides if word.lstrip("+~").startswith(same) and "batch_size=" not in word]
     attack, setting = ("gias", "generator.checkpoint") if kind == "generator" else ("lti", "checkpoint")
-    words += [f"audit.batch_size={batch_size}"] if kind == "lti" else []
+    if kind == "lti":
+        words += [f"audit.batch_size={batch_size}"]
+        words += [f"audit.num_images={-(-16 // batch_size) * batch_size}"] if 16 % batch_size else []
     words += [f"attack=[{attack}]", f"attack.{attack}.{setting}={result.resolve()}"]
     return f"fedsim-audit {shlex.join(words)}"

@@ -91,10 +91,12 @@ class Audit:
     def report(self, path: Path | str) -> Path:
         """Write the page that the command writes: of one run, or the comparison of several; one file."""
         target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
         if len(self.folders) == 1:
             (folder,) = self.folders.values()
-            target.parent.mkdir(parents=True, exist_ok=True)
-            return Path(shutil.copyfile(build_report(folder), target))
+            page = build_report(folder)
+            same = target.exists() and target.samefile(page)
+            return target if same else Path(shutil.copyfile(page, target))
         return build_comparison(list(self.folders.values()), target)
 
     def __str__(self) -> str:

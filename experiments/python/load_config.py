@@ -13,6 +13,7 @@ from experiments.cli.call import resolved
 from experiments.cli.errors import ConfigFault, one_line
 from experiments.cli.repeats import refuse_repeats
 from fedsim.errors import ConfigError, nearest
+from fedsim.settings.options import options
 
 COMMANDS = {"run": "config", "audit": "audit", "measure": "measure", "matrix": "matrix", "prior": "prior"}
 """The file of `conf` behind each command."""
@@ -34,7 +35,8 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
         command: `run`, `audit`, `measure`, `matrix` or `prior`.
         overrides: as on the command line: `"model=vit_small"`, `"client.optimizer.lr=0.01"`.
         settings: values by name, of any Python type; options by their names (`strategy="fedavg"`,
-            `defense=["fixed_pe"]`), nested values as dictionaries: `client={"batch_size": 4}`.
+            `defense=["fixed_pe"]`), with settings as `{"mjp": {"ratio": 0.3}}`, nested values as dictionaries:
+            `client={"batch_size": 4}`.
 
     Raises:
         ConfigError: an unknown command, option or setting.
@@ -46,8 +48,8 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
     if command not in COMMANDS:
         raise ConfigError("command", command, f"one of {', '.join(COMMANDS)}.{nearest(str(command), COMMANDS)}")
     name = COMMANDS[command]
-    chosen = {key: names for key, value in settings.items() if (names := _options(key, value)) is not None}
-    overrides = (*overrides, *(f"{key}={names}" for key, names in chosen.items()))
+    chosen = {key: pairs for key, value in settings.items() if (pairs := _options(key, value)) is not None}
+    overrides = (*overrides, *(f"{key}={_named(settings[key], pairs)}" for key, pairs in chosen.items()))
     try:
         with initialize_config_module("conf", version_base=None):
             setup_globals()  # the time in `run_dir`, which Hydra's own entry points register
@@ -57,17 +59,37 @@ def load_config(command: str, *overrides: str, **settings: Any) -> dict[str, Any
         raise _refused(one_line(error, name, overrides)) from error
     for key in (key for key in settings if key not in chosen):
         _put(composed, key, settings[key], key)
+    for key, pairs in chosen.items():
+        for option, changes in pairs:
+            if changes:  # some groups hold options by name, others the settings of the one
+                inside = option in composed[key]
+                group, at, full = (composed[key], option, f"{key}.{option}") if inside else (composed, key, key)
+                _put(group, at, changes, full)
     found = resolved(composed)
     found.pop("hydra", None)
     return found
 
 
-def _options(key: str, value: Any) -> str | None:
-    """The options that a group takes by name, as an override has them; None for any other value."""
-    names = value if isinstance(value, list | tuple) else [value]
-    if not files("conf").joinpath(key).is_dir() or not all(isinstance(name, str) for name in names):
+def _options(key: str, value: Any) -> list[tuple[str, Mapping[str, Any]]] | None:
+    """The options that a group takes by name, with the settings that are changed; None for any other value."""
+    listed = isinstance(value, list | tuple)
+    if not files("conf").joinpath(key).is_dir():
         return None
-    return value if isinstance(value, str) else f"[{','.join(names)}]"
+    pairs: list[tuple[Any, Any]] = []
+    for one in value if listed else [value]:
+        pairs += one.items() if isinstance(one, Mapping) else [(one, {})]
+    if not all(isinstance(name, str) and isinstance(changes, Mapping) for name, changes in pairs):
+        return None
+    if isinstance(value, Mapping) and not (pairs and {name for name, _ in pairs} <= set(options(key))):
+        return None
+    return pairs
+
+
+def _named(value: Any, pairs: list[tuple[str, Mapping[str, Any]]]) -> str:
+    """As an override has them."""
+    names = [name for name, _ in pairs]
+    single = len(names) == 1 and not isinstance(value, list | tuple)
+    return names[0] if single else f"[{','.join(names)}]"
 
 
 def _put(config: DictConfig, key: str, value: Any, full: str) -> None:

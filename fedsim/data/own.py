@@ -100,7 +100,7 @@ def own_data(
 
 def _held(rows: list[tuple[int, Any, Any]], shape: tuple[int, int, int], num_classes: int) -> TensorImages:
     images = [_image(image, shape, place) for place, image, _ in rows]
-    labels = [int(label) for _, _, label in rows]
+    labels = [_label(label, place) for place, _, label in rows]
     for (place, _, _), label in zip(rows, labels, strict=True):
         if not 0 <= label < num_classes:
             raise ConfigError(f"dataset[{place}]", label, f"a class from 0 to {num_classes - 1}, the model's outputs")
@@ -108,6 +108,16 @@ def _held(rows: list[tuple[int, Any, Any]], shape: tuple[int, int, int], num_cla
     return TensorImages(
         stacked, torch.tensor(labels, dtype=torch.int64), [f"image-{place:05d}" for place, _, _ in rows]
     )
+
+
+def _label(label: Any, place: int) -> int:
+    try:
+        found = torch.as_tensor(label)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"dataset[{place}]", label, "labelled by a whole number") from error
+    if found.numel() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise ConfigError(f"dataset[{place}]", label, "labelled by a whole number")
+    return int(found)
 
 
 def _covering(picture: Any, shape: tuple[int, int, int]) -> list[int]:

@@ -1,6 +1,7 @@
 """A module that timm does not know, as a recipe."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -113,11 +114,18 @@ def _channels(module: nn.Module) -> int:
     return first.in_channels if isinstance(first, nn.Conv2d) else 3
 
 
-def _each(key: str, given: Sequence[float] | None, usual: tuple[float, ...], channels: int) -> tuple[float, ...]:
+def _each(key: str, given: Any, usual: tuple[float, ...], channels: int) -> tuple[float, ...]:
     """A number for each channel; one that is usual for all stands for any number of them, as for timm."""
-    value = tuple(given or (usual[:1] * channels if len(set(usual)) == 1 else usual))
+    try:
+        value = usual if given is None else tuple(map(float, given))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(key, given, f"one number for each of {channels} channels") from error
+    if given is None and len(set(usual)) == 1:
+        value = usual[:1] * channels
+    if not all(map(math.isfinite, value)) or (key == "std" and given is not None and min(value, default=1.0) <= 0):
+        raise ConfigError(key, value, "finite numbers" + (" above 0" if key == "std" else ""))
     if len(value) != channels:
-        whose = "" if given else f", given by {key}=: these are the model's own"
+        whose = "" if given is not None else f", given by {key}=: these are the model's own"
         raise ConfigError(key, value, f"one number for each of {channels} channels{whose}")
     return value
 

@@ -254,8 +254,10 @@ class AuditedImages:
     ]
 
     def check_batches(self) -> None:
-        """Raises ConfigError where one update would hold fewer images than the others, and leak more than they do."""
+        """Raises ConfigError where one update would hold fewer images than the others, or an id is there twice."""
         listed = isinstance(self.select, list)
+        if listed and (not self.select or len(set(map(str, self.select))) < len(self.select)):
+            raise ConfigError("audit.select", f"[{','.join(map(str, self.select))}]", "ids of pictures, each once")
         images, batch = len(self.select) if listed else self.num_images, self.batch_size
         if images % batch:
             fewer = images // batch * batch

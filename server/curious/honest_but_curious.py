@@ -13,7 +13,7 @@ from fedsim.models import own_architecture
 from fedsim.observation import Observation, Replayer
 from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.composition import NamedFinetune, finetune_of
-from fedsim.update import Kind, LocalProtocol, Shared, Update
+from fedsim.update import Kind, LocalProtocol, Shared, Update, check_protocol
 from fedsim.wire.contents import array_records, metric_records
 from fedsim.wire.records import NUM_EXAMPLES, from_arrays
 
@@ -42,7 +42,8 @@ class HonestButCurious(Strategy):
             nodes are numbered from 0 when they first answer, and each keeps its number.
 
     Raises:
-        ConfigError: the model does not read such images, or has another number of outputs.
+        ConfigError: the model does not read such images, or has another number of outputs, or no client can train by
+            this protocol.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class HonestButCurious(Strategy):
         replayer: Replayer | None = None,
         finetune: NamedFinetune = "full",
     ) -> None:
+        check_protocol(protocol, share)
         self.strategy, self._protocol, self._share = strategy, protocol, share
         self.observations: list[Observation] = []
         own = own_architecture(model, image_shape, num_classes, mean, std)

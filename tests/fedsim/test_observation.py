@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from flwr.serverapp.strategy import FedAvg
 from safetensors.torch import save_file
 
 import fedsim
@@ -226,3 +227,34 @@ def test_images_are_normalised_channel_by_channel_in_their_own_precision(observa
     assert torch.allclose(seen.to_unit_range(read), images, atol=4 * torch.finfo(dtype).eps)
     assert torch.equal(seen.normalised(images), seen.from_unit_range(images.detach().double()))
     assert not seen.normalised(images).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"steps": 5}, r"protocol=lrs=\(0.1,\): must be a rate for each of steps=5 beside weights: lrs=\(0.1,\) \* st"),
+        ({"lrs": ()}, r"protocol=lrs=\(\): must be a rate for each of steps=1"),
+        ({"optimizer": "SGD"}, "protocol=optimizer=SGD: .* Did you mean 'sgd'"),
+        ({"optimizer": "none"}, "protocol=optimizer=none: must be a name of torch.optim in lower case beside weights"),
+        ({"batch_size": 0}, "protocol=batch_size=0: must be of 1 or more"),
+        ({"steps": 0, "lrs": ()}, "protocol=steps=0: must be of 1 or more"),
+    ],
+)
+def test_a_protocol_by_which_no_client_trains_is_refused_at_both_doors(stated, words):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    protocol = LocalProtocol(**{"batch_size": 4, "optimizer": "sgd", "lrs": (0.1,), **stated})
+    weights = model.state_dict()
+    with pytest.raises(ConfigError, match=words):
+        Observation.of(model, weights=weights, protocol=protocol, image_shape=(3, 2, 2))
+    with pytest.raises(ConfigError, match=words):
+        fedsim.HonestButCurious(FedAvg(), model, protocol, (3, 2, 2))
+
+
+def test_a_batch_size_beside_a_protocol_is_the_protocols():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    shared, about = list(model.parameters()), {"protocol": LocalProtocol(2), "image_shape": (3, 2, 2)}
+    with pytest.raises(ConfigError, match="batch_size=4: must be 2 as in protocol"):
+        Observation.of(model, shared, batch_size=4, **about)
+    assert Observation.of(model, shared, batch_size=2, **about).protocol == LocalProtocol(2)
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        Observation.of(model, shared, batch_size=0, image_shape=(3, 2, 2))

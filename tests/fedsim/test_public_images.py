@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from fedsim.errors import ConfigError
+from fedsim.observation import Observation
 from fedsim.public_images import MOST, MOST_BYTES, PublicImages, most_of
 
 
@@ -34,3 +35,29 @@ def test_no_more_travel_than_fit():
 def test_as_many_labels_as_images_are_wanted():
     with pytest.raises(ConfigError, match="public_labels=2"):
         PublicImages.of(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (torch.full((2, 3, 2, 2), 128, dtype=torch.uint8), None, "public_images=torch.uint8 .*floating-point"),
+        (torch.full((2, 3, 2, 2), 1.5), None, r"public_images=1.5 … 1.5: must be values in \[0, 1\]"),
+        (torch.full((2, 3, 2, 2), torch.nan), None, "public_images=nan"),
+        (torch.zeros(2, 3, 2, 2), torch.tensor([0.5, 1.0]), "public_labels=torch.float32"),
+        (torch.zeros(2, 3, 2, 2), [1], "public_labels=1"),
+    ],
+)
+def test_what_a_server_is_given_is_checked_as_clients_images_are(images, labels, words):
+    seen = own_observation()
+    with pytest.raises(ConfigError, match=words):
+        seen.with_public_images(images, labels)
+
+
+def test_labels_may_be_a_list():
+    found = own_observation().with_public_images(torch.zeros(2, 3, 2, 2), [1, 0])
+    assert found.public_images.labels.tolist() == [1, 0]
+
+
+def own_observation():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    return Observation.of(model, list(model.parameters()), image_shape=(3, 2, 2))

@@ -77,6 +77,8 @@ def test_defenses_that_keep_the_contracts():
         (lambda: check_identity(lambda update, _: replace(update, kind="delta")), "kind was changed"),
         (lambda: check_identity(lambda update, _: replace(update, num_examples=5)), "num_examples was changed"),
         (lambda: check_effect(unchanged), "nothing was changed"),
+        (lambda: check_effect(lambda update, _: replace(update, num_examples=5)), "nothing was changed in any tensor"),
+        (lambda: check_effect(lambda update, rng: replace(NOISE(update, rng), kind="delta")), "kind is delta"),
         (lambda: check_effect(in_place), "in place"),
         (lambda: check_effect(forgetful), "bias is missing"),
         (lambda: check_effect(cast), "float16"),
@@ -115,7 +117,20 @@ def test_attacks():
         next(iter(seen.global_state.values())).zero_()
         return Found(PICTURE)
 
-    for writer in (write, write_weights):
+    def write_data(seen, *_):
+        seen.update.tensors["head.weight"].data.add_(1)
+        return Found(PICTURE)
+
+    def write_array(seen, *_):
+        seen.public_images.pixels.numpy()[:] = 0
+        return Found(PICTURE)
+
+    def write_prior(seen, *_):
+        seen.image_prior.mean.data.zero_()
+        return Found(PICTURE)
+
+    observation = observation.with_public_images(torch.rand(3, 3, 8, 8))
+    for writer in (write, write_weights, write_data, write_array, write_prior):
         with pytest.raises(AssertionError, match="wrote into"):
             check_attack_replay(writer, observation)
 
@@ -143,6 +158,11 @@ def test_no_draw_of_the_attack_is_the_picture_or_the_noise_of_the_defense():
     for attack, seen in ((first_draw, plain), (same_noise, noisy)):
         with pytest.raises(AssertionError, match="with noise in its place"):
             check_beats_noise(attack, seen, drawn, decibels=10)
+
+
+def test_images_of_another_size_than_the_model_reads_are_refused():
+    with pytest.raises(AssertionError, match=r"images are \(1, 3, 16, 16\), the model reads 3×8×8"):
+        observe(NANO, torch.rand(1, 3, 16, 16), [3])
 
 
 def test_refusals():

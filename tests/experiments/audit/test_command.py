@@ -215,6 +215,8 @@ def test_more_pictures_than_there_are_is_one_clear_line(command, tmp_path):
             "audit.num_images=4: must be a multiple of audit.batch_size=3, for example 3 or 6: every update holds",
         ),
         ((1, 3), "audit.num_images=1: must be a multiple of audit.batch_size=3, for example 3: every update holds"),
+        ((16, 1, "audit.select=[]"), "audit.select=[]: must be ids of pictures, each once"),
+        ((16, 1, "audit.select=[a,b,a]"), "audit.select=[a,b,a]: must be ids of pictures, each once"),
         ((16, 3, "audit.select=[a,b]"), "audit.select=[2 ids]: must be in number a multiple of audit.batch_size=3"),
     ],
 )

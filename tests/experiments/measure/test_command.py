@@ -175,6 +175,26 @@ def test_alexnets_errors_are_of_other_pictures_than_digits(fedsim_measure, write
     assert "measure.corruptions.table=cifar: must be imagenet, beside reference=alexnet" in " ".join(err.split())
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("measure.folds=16", "measure.folds=16: must be at most 4, the number of patches of"),
+        ("measure.patch_size=8", "measure.patch_size=8: must be a divisor of the pictures' 12 pixels"),
+    ],
+)
+def test_what_a_later_run_cannot_have_is_refused_before_the_first_is_measured(
+    fedsim_measure, write_run, tmp_path, monkeypatch, setting, words
+):
+    side = 12 if "patch_size" in setting else 4
+    small = write_run("b", model={"kwargs": {"depth": 1, "img_size": side}, "img_size": side}, seed=1)
+    measured = []
+    monkeypatch.setattr(measure, "measure_subject", lambda *given: measured.append(given))
+    code, _, err = fedsim_measure(f"runs=[{write_run('a')},{small}]", *SMALL, setting, f"run_dir={tmp_path}/out")
+    assert (code, measured) == (2, [])
+    assert words in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_help_teaches(fedsim_measure):
     code, out, _ = fedsim_measure("--help")
     assert code == 0

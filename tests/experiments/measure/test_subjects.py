@@ -87,6 +87,17 @@ def test_names_tell_what_differs_but_not_seeds(write_run, settings):
         load_subjects(settings(folders[:2], names=["x"]))
 
 
+def test_a_run_is_no_repetition_of_itself(write_run, settings, tmp_path):
+    run = write_run("sweep/0")
+    for runs in ([run, run], [tmp_path / "sweep", run], [run, tmp_path / "sweep" / "." / "0"]):
+        with pytest.raises(ConfigError, match=r"runs=.*/sweep/0: must be given once"):
+            load_subjects(settings(runs))
+    with pytest.raises(ConfigError, match="runs=no defense: two runs of this name have seed=0"):
+        load_subjects(settings([run, write_run("copy")]))
+    with pytest.raises(ConfigError, match="names=x: two runs of this name have seed=0"):
+        load_subjects(settings([run, write_run("c", MJP)], names=["x", "x"]))
+
+
 def test_a_sweep_is_all_of_its_runs(write_run, tmp_path):
     for name in ("sweep/10", "sweep/2", "sweep/0"):
         write_run(name)
@@ -121,6 +132,8 @@ def test_what_cannot_be_loaded(write_run, settings, tmp_path):
         (settings([wrong]), "must be a state dict that fits"),
         (settings([broken]), "not a run's"),
         (settings([run], model=MODEL, data=DATA), "no model beside runs"),
+        (settings([run], defense=MJP), r"defense=\[mjp\]: must be \[\] beside runs"),
+        (settings(model=MODEL, data=DATA, measure={"round": 3}), "measure.round=3: must be null without runs"),
         (settings(model=MODEL), "data=imagefolder"),
         (settings(model={**MODEL, "checkpoint": str(tmp_path / "no.pt")}, data=DATA), "no such file"),
         (settings(model={**MODEL, "checkpoint": str(cut)}, data=DATA), "must be a state dict that fits"),

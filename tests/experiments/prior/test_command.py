@@ -66,6 +66,7 @@ def test_the_command_of_use_repeats_what_the_prior_holds_for():
         "++defense.topk.ratio=0.5", "seed=3", "client.share=delta", "finetune=lora", "finetune.rank=2",
         "audit.batch_size=2",
     ]  # fmt: skip
+    assert "audit.num_images=18" in shlex.split(use("lti", Path("x"), 3, choices, given))
     generator = shlex.split(use("generator", Path("g.safetensors"), 1, choices, given))
     assert not {"defense=[topk]", "finetune=lora"} & set(generator)
     assert generator[-2:] == ["attack=[gias]", f"attack.gias.generator.checkpoint={Path('g.safetensors').resolve()}"]

@@ -1,11 +1,13 @@
 """The mode of a module of somebody's own: clients put all of it into one."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedsim
 from fedsim.errors import ConfigError
+from fedsim.models.own import _each
 
 
 def frozen(part):
@@ -31,3 +33,26 @@ def test_a_part_without_a_mode_may_be_in_any_and_a_stated_mode_is_taken():
     images, labels = torch.rand(4, 3, 4, 4), torch.arange(4)
     assert fedsim.observe(frozen("4"), images, labels).protocol.training_mode
     assert not fedsim.observe(frozen("2"), images, labels, training_mode=False).protocol.training_mode
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"std": [0.0, 1.0, 1.0]}, r"std=\(0.0, 1.0, 1.0\): must be finite numbers above 0"),
+        ({"std": [-1.0, 1.0, 1.0]}, "std=.*finite numbers above 0"),
+        ({"mean": [float("nan"), 0.0, 0.0]}, "mean=.*must be finite numbers"),
+        ({"mean": [0.5]}, "mean=.*one number for each of 3 channels"),
+    ],
+)
+def test_a_normalisation_that_cannot_be_is_refused(given, words):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
+    with pytest.raises(ConfigError, match=words):
+        fedsim.observe(model, torch.rand(1, 3, 4, 4), [1], **given)
+
+
+def test_a_normalisation_may_be_a_tensor_or_an_array_and_no_scalar():
+    for given in (torch.tensor([0.5, 0.25, 1.0]), np.array([0.5, 0.25, 1.0])):
+        assert _each("std", given, (1.0,), 3) == (0.5, 0.25, 1.0)
+    for wrong in (0.5, torch.tensor(0.5), torch.zeros(3, 2), ["a", "b", "c"]):
+        with pytest.raises(ConfigError, match="must be one number for each of 3 channels"):
+            _each("std", wrong, (1.0,), 3)
