@@ -68,8 +68,6 @@ class Attack(ABC):
         learned_from: digests (`fedsim.ground_truth.content_of`) of the images that it was trained on, as far as they
             are known: an audit or a run that would attack one of them is refused.
         certify: False leaves out the client's computation once more, and every certificate with it.
-        class_names: of the classes that it asks a generator for, by number, as far as they are known. An audit or a
-            run of data whose classes have other names is refused.
     """
 
     needs: Needs = Needs()
@@ -81,9 +79,16 @@ class Attack(ABC):
     then: "Attack | None" = None
     learned_from: frozenset[str] = frozenset()
     certify: bool = True
-    class_names: tuple[str, ...] = ()
     _polishing: bool = False
     """`then` is at work, or was when it raised."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the classes that it asks a generator for, by number, as far as they are known.
+
+        An audit or a run of data whose classes have other names is refused.
+        """
+        return ()
 
     @abstractmethod
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
@@ -165,12 +170,6 @@ class Attack(ABC):
         polished = self.then.confirm(observation, polished)
         self._polishing = False
         return polished
-
-    def drawn(self, observation: Observation, result: Reconstruction) -> Reconstruction:
-        """Towards the mean of public images, where it `shrinks_to_mean`; as a server has it."""
-        from attacks.toward_mean import drawn_to_mean  # it imports this module
-
-        return drawn_to_mean(observation, result) if self.shrinks_to_mean else result
 
     def check_image_shape(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most serve any shape
         """Refuse, before anything runs, a model whose images have a shape that the attack cannot serve.

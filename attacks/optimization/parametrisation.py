@@ -19,11 +19,14 @@ class Parametrisation(ABC):
 
     Attributes:
         learned_from: as `Attack.learned_from`.
-        class_names: as `Attack.class_names`.
     """
 
     learned_from: frozenset[str] = frozenset()
-    class_names: tuple[str, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """As `Attack.class_names`."""
+        return ()
 
     def check_image_shape(self, image_shape: tuple[int, ...]) -> None:  # noqa: B027 - most span any shape
         """Refuse images of a shape that cannot be served, as `Attack.check_image_shape`."""

@@ -39,11 +39,9 @@ class SelfAttack(Protocol):
 
 @runtime_checkable
 class Finishing(Protocol):
-    """An attack whose images another goes on from (`then`), and that draws what comes of it to a mean (`drawn`)."""
+    """An attack whose images another goes on from (`then`)."""
 
     def finish(self, observation: Observation, result: Any, rng: torch.Generator, device: torch.device) -> Any: ...
-
-    def drawn(self, observation: Observation, result: Any) -> Any: ...
 
 
 class LeakageGate(Defense):
@@ -160,7 +158,7 @@ class LeakageGate(Defense):
                 drawn = torch.Generator().manual_seed(seed)
                 result = attack.run(observation, drawn, device)
                 if isinstance(attack, Finishing):
-                    result = attack.drawn(observation, attack.finish(observation, result, drawn, device))
+                    result = attack.finish(observation, result, drawn, device)
         except (NotApplicable, NotFiniteError):
             return 0.0
         self._attacked = True

@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from attacks.base import Attack, Needs, NotApplicable, Reconstruction
-from attacks.building import check_classes
-from attacks.optimization import Pixels
 from attacks.running import run_built
-from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 
 CPU = torch.device("cpu")
@@ -121,19 +118,3 @@ def test_the_most_images_that_can_be_served_are_those_of_all_steps(observation, 
 def test_what_public_images_tell_is_asked_for_and_never_missed(observation):
     assert observation.auxiliary_probs is None
     assert call(Gives(Reconstruction(), Needs(auxiliary=True)), observation).images is None
-
-
-def test_a_plug_in_may_set_the_classes_of_its_generator():
-    class Conditional(Gives):
-        def __init__(self):
-            super().__init__(None)
-            self.class_names = ("cat", "dog")
-
-    class Latent(Pixels):
-        def __init__(self):
-            super().__init__()
-            self.class_names = ("cat", "dog")
-
-    check_classes("own", Conditional(), Latent().class_names)
-    with pytest.raises(ConfigError, match="class 1 is dog, that of the data ship"):
-        check_classes("own", Conditional(), ("cat", "ship"))
