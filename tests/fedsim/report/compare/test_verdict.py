@@ -69,15 +69,8 @@ def test_several_seeds_are_proven_by_the_numbers_of_the_weakest_theorem(run: Any
     known = [{"sentence": "A.", "proof": {"mu": 0.1}}, {"sentence": "B.", "proof": {"mu": 1.2}}]
     for order in (known, known[::-1]):
         runs = [run("{dp: {}}", {"a": [5.0] * 2}, seed=seed) for seed in range(2)]
-        for one, (mu, sentence) in zip(runs, order, strict=True):
-            row = {
-                "bound": "robustness",
-                "kind": "theorem",
-                "status": "done",
-                "sentence": sentence,
-                "proof": {"mu": mu},
-            }
-            (one.path / "bounds.jsonl").write_text(f"{json.dumps(row)}\n")
+        for one, said in zip(runs, order, strict=True):
+            (one.path / "bounds.jsonl").write_text(f"{json.dumps(theorem | said)}\n")
         (found,) = judge_defenses([read_run(one.path) for one in runs])
         assert (found.level, found.sentence[:3]) == ("proven", "B. ")
 
