@@ -34,15 +34,21 @@ MIN_SINGULAR = 1e-13
 ROUNDINGS = 32.0
 """Of the client's precision, that its gradient is taken to be off at least."""
 
+MAX_SHARE = 0.25
+"""Of that distance's effect, by which f may bend over it: more, and nothing near says where a solution lies."""
+
 MAX_BEND = 0.5
-"""Share of its length by which J may change over the distance that the bound allows."""
+"""Share by which a step may move an update otherwise than J says."""
 
 STEP = 4.0
 """Times that distance, of each pixel's step across the edge of a clamp: the result may be inside it by once as far."""
 
 
 def jacobian_bound(observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
-    """‖x̂ - x‖ <= (‖W r(x̂)‖ + ‖W δ‖) / σ_min(W J), W each tensor's 1/‖f*‖, δ the client's rounding (float64).
+    """‖x̂ - x‖ <= 2 L/(1 + √(1 - 4 β)), L = (‖W r(x̂)‖ + ‖W δ‖) / σ_min(W J), W each tensor's 1/‖f*‖, δ the client's
+    rounding (float64).
+
+    β is the share by which f bends over L in the weakest direction: quadratic, it leaves t - β t²/L <= L.
 
     σ_min is the weakest of all images together, so that one of them may be off by all of that length.
 
@@ -76,8 +82,10 @@ def jacobian_bound(observation: Observation, result: Reconstruction, again: Obse
         weakest = right[-1]
         moved = gradient_of(x + length * weakest) - gradient_of(x)
         bent = float((moved - length * (J @ weakest)).norm())
-        if not bent <= MAX_BEND * length * float(singular[-1]):
+        share = bent / (length * float(singular[-1]))
+        if not share <= MAX_SHARE:
             return None
+        length *= 2.0 / (1.0 + math.sqrt(1.0 - 4.0 * share))
         for sign in (1.0, -1.0):
             pixels = observation.to_unit_range(
                 x.view_as(result.images) + sign * STEP * length * _signs(x).view_as(result.images)
@@ -129,9 +137,9 @@ def _seen_by_client(
 ) -> None:
     """Steps to both sides move the client's own gradient as they move that of the model in float64, whose J it is.
 
-    By `length` in the weakest direction, which moves it by `allowed`, and in every pixel at once with random signs, so
-    that whatever pixels a client does not see move it by no less. A model that rounds its input in the client's
-    precision answers otherwise there, and there alone.
+    By `length` in the weakest direction, which moves it by about `allowed`, and in every pixel at once with random
+    signs, so that whatever pixels a client does not see move it by no less. A model that rounds its input in the
+    client's precision answers otherwise there, and there alone.
 
     Raises:
         NotApplicable: they do not, or the computation cannot be done once more.

@@ -121,7 +121,8 @@ def empirical_epsilon(
     Args:
         canaries: of each kind that enter, and as many that do not; None: as many as show noise of half its size, at
             most 4,000.
-        epsilon, delta: what is claimed of one release; None: what the defense reports in its `measurements`.
+        epsilon, delta: what is claimed of one release; None: what the defense reports in its `measurements`. An ε alone
+            is at its δ; a δ alone has the ε of the Gaussian noise that keeps what it reports.
 
     Raises:
         ConfigError: a claim that is none.
@@ -146,12 +147,14 @@ def _claim(
     defense: Defense, by_example: bool, seed: int, epsilon: float | None, delta: float | None
 ) -> tuple[float, float]:
     """ε and δ of one release."""
-    if epsilon is not None and delta is not None:
+    if epsilon is not None:
         require("epsilon", epsilon, 0 < epsilon < math.inf, "a positive number")
+    if delta is not None:
         require("delta", delta, 0 < delta < 1, "between 0 and 1")
+    if epsilon is not None and delta is not None:
         return epsilon, delta
     told = told_of_two(copy.copy(defense), by_example, seed)
-    claimed, at = told.get("epsilon", math.inf), told.get("delta", math.nan)
+    claimed, at = told.get("epsilon", math.inf) if epsilon is None else epsilon, told.get("delta", math.nan)
     if not 0 < claimed < math.inf or math.isnan(at):
         raise NotApplicable(f"{type(defense).__name__} claims no ε: give epsilon= and delta= of one release")
-    return claimed, at
+    return (claimed, at) if delta is None else (gaussian_epsilon(delta, gaussian_mu(claimed, at)), delta)

@@ -14,7 +14,7 @@ from fedsim.report.compare.settings import (
     seeds,
 )
 from fedsim.report.run.baseline import Baseline, best_baseline, needs_no_gradient
-from fedsim.report.run.bounds.records import BoundRecord, proof_of
+from fedsim.report.run.bounds.records import BoundRecord, proof_of, weakest
 from fedsim.report.run.images.leakage import Leakage, summarise_leakage
 from fedsim.report.run.label_attacks import after_labels
 from fedsim.report.run.read import RecordedRun
@@ -73,9 +73,10 @@ class PooledRuns:
 
     @property
     def proof(self) -> BoundRecord | None:
-        """The theorem that makes each seed's run proven; None where one of them has none."""
+        """The weakest theorem of those that make each seed's run proven; None where one of them has none."""
         proofs = [proof_of(one) for one in self.bounds]
-        return proofs[0] if proofs and all(proofs) else None
+        known = [one for one in proofs if one is not None]
+        return weakest(known) if len(known) == len(proofs) else None
 
     @property
     def only_guessed(self) -> bool:

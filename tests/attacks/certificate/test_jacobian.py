@@ -8,6 +8,7 @@ from torch import nn
 
 import fedsim
 from attacks.base import Reconstruction
+from attacks.certificate import jacobian as certificate_jacobian
 from attacks.certificate.confirm import confirmed
 from attacks.certificate.jacobian import jacobian_bound
 from attacks.forward_mode import jacobian
@@ -31,7 +32,7 @@ def test_jacobian_is_that_of_finite_differences():
     torch.testing.assert_close(jacobian(function, at), torch.stack(rows).T, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-6, 1e-5])
+@pytest.mark.parametrize("size", [0.0, 1e-6, 5e-6])
 def test_the_bound_holds_for_an_image_that_is_off(plain, size):
     observation, truth = plain
     rng = torch.Generator().manual_seed(1)
@@ -45,6 +46,41 @@ def test_the_bound_holds_for_an_image_that_is_off(plain, size):
         assert 30 < bound.psnr <= float(error)
     else:
         assert 60 < bound.psnr < 90, "rounding to float32 is all that is left"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 0.24, 0.3, 0.45])
+def test_an_update_that_bends_leaves_the_other_solution_within_the_bound_or_has_none(share, monkeypatch):
+    """σᵢ dᵢ on an orthonormal basis, less a square in its weakest direction, which is spread over all pixels."""
+    count, length, weakest = 48, 1e-3, 1e-2
+    rng = torch.Generator().manual_seed(0)
+    start = torch.cat([torch.ones(count, 1), torch.randn(count, count - 1, generator=rng)], dim=1).double()
+    basis = torch.linalg.qr(start).Q.T
+    singular = torch.cat([torch.tensor([weakest]), torch.ones(count - 1)]).double()
+    images = 0.3 + 0.4 * torch.rand(1, 3, 4, 4, generator=rng, dtype=torch.float64)
+    torch.manual_seed(0)
+    seen = fedsim.observe(nn.Sequential(nn.Flatten(), nn.Linear(count, 10)).double(), images, [3])
+    at = seen.normalised(images).flatten()
+    target = torch.cat([(tensor / tensor.norm()).flatten() for tensor in seen.gradient.values()])
+
+    def bending(pixels):
+        moved = singular * (basis @ (pixels - at))
+        along = basis[0] @ (pixels - at)
+        bend = weakest * (length + share * along**2 / length)
+        first = torch.eye(count, dtype=torch.float64)[0]
+        return target + torch.cat([moved - bend * first, torch.zeros(len(target) - count)])
+
+    monkeypatch.setattr(certificate_jacobian, "_gradient", lambda *_: bending)
+    monkeypatch.setattr(certificate_jacobian, "_seen_by_client", lambda *_: None)
+    bound = jacobian_bound(seen, Reconstruction(images, torch.tensor([3])), seen)
+    if share > 0.25:
+        assert bound is None
+        return
+    off = 2.0 * length / (1.0 + (1.0 - 4.0 * share) ** 0.5)
+    torch.testing.assert_close(bending(at + off * basis[0]), target, rtol=0.0, atol=1e-12)
+    other = seen.to_unit_range((at + off * basis[0]).view_as(images))
+    known = -10 * float(torch.log10((other - images).square().mean()))
+    assert bound is not None
+    assert known - 0.01 < bound.psnr <= known + 1e-6
 
 
 def test_defended_several_steps_and_large_images_have_none(plain):

@@ -9,6 +9,7 @@ import torch
 from clients.bounds import Canaries, empirical_epsilon
 from defenses import DPSGD, GradientClip, GradientNoise, LocalDP
 from defenses.base import Defense
+from defenses.privacy.accounting import gaussian_delta, gaussian_mu
 from defenses.privacy.dp_sgd import clipped_sum
 from fedsim.errors import ConfigError, NotApplicable
 
@@ -219,6 +220,22 @@ def test_a_claim_may_be_given():
     assert (found.claimed, found.delta) == (3.0, 1e-5)
     with pytest.raises(ConfigError, match="epsilon=0"):
         empirical_epsilon(noise, epsilon=0.0, delta=1e-5)
+    with pytest.raises(NotApplicable, match="give epsilon= and delta="):
+        empirical_epsilon(noise, epsilon=3.0)
+
+
+def test_half_of_a_claim_is_held_against_the_other_half_that_the_defense_reports():
+    own = empirical_epsilon(DPSGD(), canaries=60)
+    found = empirical_epsilon(DPSGD(), epsilon=1.0)
+    assert (found.claimed, found.delta, found.broken) == (1.0, own.delta, True)
+    larger = empirical_epsilon(DPSGD(), canaries=60, delta=1e-2)
+    assert larger.delta == 1e-2
+    mu = gaussian_mu(own.claimed, own.delta)
+    assert gaussian_delta(larger.claimed, mu) == pytest.approx(1e-2, abs=1e-9)
+    assert not larger.broken
+    for half in ({"epsilon": 0.0}, {"delta": 1.0}):
+        with pytest.raises(ConfigError, match=next(iter(half))):
+            empirical_epsilon(DPSGD(), **half)
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,15 @@ def bound_record(row: Mapping[str, Any]) -> BoundRecord | None:
 
 
 def proof_of(bounds: Sequence[BoundRecord]) -> BoundRecord | None:
-    """The theorem that makes a run proven; None without one, and where a test found the mechanism broken."""
+    """The weakest theorem of those that make a run proven; None without one, and where a test found a fault."""
     if any(record.finds_fault for record in bounds):
         return None
-    return next((record for record in bounds if record.proves), None)
+    return weakest([record for record in bounds if record.proves])
+
+
+def weakest(proofs: Sequence[BoundRecord]) -> BoundRecord | None:
+    """That of the largest μ, whose numbers hold for all; None without any."""
+    return max(proofs, key=lambda one: one.mu or 0.0, default=None)
 
 
 def cautions(bounds: Sequence[BoundRecord], rebuilt: int) -> list[str]:

@@ -64,6 +64,17 @@ def test_images_rebuilt_against_a_theorem_and_faults_of_a_mechanism_are_told(run
     assert "theorem" not in " ".join(found[0].cautions)
 
 
+def test_several_seeds_are_proven_by_the_numbers_of_the_weakest_theorem(run: Any) -> None:
+    theorem = {"bound": "robustness", "kind": "theorem", "status": "done"}
+    known = [{"sentence": "A.", "proof": {"mu": 0.1}}, {"sentence": "B.", "proof": {"mu": 1.2}}]
+    for order in (known, known[::-1]):
+        runs = [run("{dp: {}}", {"a": [5.0] * 2}, seed=seed) for seed in range(2)]
+        for one, said in zip(runs, order, strict=True):
+            (one.path / "bounds.jsonl").write_text(f"{json.dumps(theorem | said)}\n")
+        (found,) = judge_defenses([read_run(one.path) for one in runs])
+        assert (found.level, found.sentence[:3]) == ("proven", "B. ")
+
+
 @pytest.mark.parametrize(("of", "told"), [(400, "-5.0 ± 5.9"), (40_000, "-5.0 ± 0.6"), (0, "-5.0"), ("many", "-5.0")])
 def test_a_difference_of_accuracies_says_what_chance_may_do(run: Any, of: Any, told: str) -> None:
     """Two standard errors of the difference: 302 of 404 and 322 of 404 have 0.0216 and 0.02."""
