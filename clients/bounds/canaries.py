@@ -64,14 +64,21 @@ class Canaries(Bound):
 
     def __call__(self, parties: Sequence[Party]) -> Statement:
         """Raises NotApplicable where no defense claims an ε."""
-        found = {}
-        for name, defense in parties[0].defenses.defenses.items():
-            if type(defense).gaussian_dp is not Defense.gaussian_dp:
-                found[name] = empirical_epsilon(defense, canaries=self.canaries, seed=self.seed)
-        if not found:
+        given = parties[0].defenses.defenses
+        private = {name: one for name, one in given.items() if type(one).gaussian_dp is not Defense.gaussian_dp}
+        if not private:
             raise NotApplicable("no defense is differentially private: dp_sgd and local_dp are")
+        each_one = 1.0 - (1.0 - CONFIDENCE) / len(private)
+        found, refused = {}, []
+        for name, defense in private.items():
+            try:
+                found[name] = empirical_epsilon(defense, canaries=self.canaries, seed=self.seed, confidence=each_one)
+            except NotApplicable as reason:
+                refused.append(reason)
+        if not found:
+            raise refused[0]
         told = [
-            f"of {name}'s ε a release shows at least {one.lower:.3g} with {one.confidence:.1%} confidence, "
+            f"of {name}'s ε a release shows at least {one.lower:.3g} with {CONFIDENCE:.1%} confidence, "
             f"{'more' if one.broken else 'no more'} than the {one.claimed:.3g} that it claims at δ = {one.delta:g}"
             for name, one in found.items()
         ]

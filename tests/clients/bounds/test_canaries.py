@@ -266,6 +266,10 @@ def test_beside_an_audit(parties):
     assert found.values["broken"] == 0.0
     assert "no more than the 4.38 that it claims" in found.sentence
     assert "proves no privacy" in found.sentence
+    silent = parties("defense=[dp_sgd,local_dp]", "defense.dp_sgd.noise_multiplier=0", images=1)
+    both = Canaries(canaries=40)(silent)
+    assert set(both.values) == {"local_dp_claimed", "local_dp_lower", "broken"}, "the other claims no ε"
+    assert "99.9% confidence" in both.sentence
     with pytest.raises(NotApplicable, match="dp_sgd and local_dp are"):
         Canaries()(parties("defense=[gradient_noise]", images=1))
     with pytest.raises(ConfigError, match="canaries=1"):
