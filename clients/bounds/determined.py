@@ -13,7 +13,7 @@ from defenses.settings import whole
 from fedsim.bounds.references import Determined, determined
 from fedsim.bounds.rounding import rounding_of_rows, rounding_std
 from fedsim.bounds.statement import Statement
-from fedsim.effects import Clips, Quantises
+from fedsim.effects import AddsNoise, Clips, Quantises
 from fedsim.models import find_roles
 
 
@@ -77,6 +77,8 @@ def _rounding(
     steps, least = [one.step for one in rounds], max((one.least for one in rounds), default=0.0) / math.sqrt(12.0)
     # What is withheld was rounded as well, where terms of its size cancelled.
     computed = math.hypot(*(float(tensor.norm()) for tensor in result.tensors.values()))
+    if any(isinstance(effect, AddsNoise) and effect.on == "sum" for effect in party.effects):
+        computed = float(shared.norm())  # the client's own tensors hold the noise, which is left out
     whole = min([computed, *(effect.max_norm for effect in party.effects if isinstance(effect, Clips))])
     found, start = [], 0
     position = find_roles(party.runtime.model).pos_embed

@@ -21,6 +21,9 @@ def test_what_determines_a_digit(parties):
     assert "proves no protection" in whole.sentence
     noisy = Determinedness()(parties(narrow, *NOISE, images=1))
     assert noisy.values == whole.values, "noise is left out"
+    loose = "defense.dp_sgd.max_grad_norm=1000"
+    private = Determinedness()(parties(narrow, "defense=[dp_sgd]", loose, images=1))
+    assert private.values == pytest.approx(whole.values, rel=0.01), "noise in the steps too"
     coarse = Determinedness()(parties(narrow, "defense=[half]", images=1))
     assert whole.values["rounding_psnr"] - coarse.values["rounding_psnr"] > 50, "ten bits against 23"
 
