@@ -240,6 +240,13 @@ def test_images_on_another_scale_are_named(low, high, said):
     assert bool(re.search(words, str(fedsim.score(result, IMAGES[:1])))) == said
 
 
+def test_of_ones_own_result_as_many_images_count_as_there_are_originals():
+    images = torch.cat([torch.full_like(IMAGES[:1], 0.5), IMAGES[:1]])
+    mine = fedsim.AttackResult("mine", "draws", "done", images=images)
+    first = fedsim.AttackResult("mine", "draws", "done", images=images[:1])
+    assert fedsim.score(mine, IMAGES[:1]).psnr == fedsim.score(first, IMAGES[:1]).psnr, "the truth chooses none"
+
+
 def test_a_figure_of_several_names_each_and_says_what_it_leaves_out():
     originals = IMAGES[:1].expand(10, -1, -1, -1)
     why = "a reason that is far longer than a row of one image is wide, and whose last word is still to be read: end"

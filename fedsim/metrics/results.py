@@ -61,7 +61,12 @@ def score(
     names = tuple(f"image-{place:05d}" for place in range(len(images)))
     classes = torch.full((len(images),), -1) if known is None else known
     truth = GroundTruth(images.detach().cpu(), classes, names, None if private is None else private.detach().cpu())
-    return replace(result, scores=held_against(truth, replace(result, labels=None if known is None else result.labels)))
+    counted = replace(
+        result,
+        labels=None if known is None else result.labels,
+        batch_size=result.batch_size or len(images),  # of one's own result it is not known
+    )
+    return replace(result, scores=held_against(truth, counted))
 
 
 def score_against(result: AttackResult, truth: GroundTruth | None) -> AttackResult:
