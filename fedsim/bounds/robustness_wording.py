@@ -11,8 +11,9 @@ REPORTED = (
 """What leaves a client without noise, whatever its defense."""
 
 OUTSIDE = (
-    f"Outside of it: {REPORTED} and so known before; noise is a simulation's. Equal images are one image: k copies in "
-    "a batch count as k² releases. Images nearly alike are not counted so, and tell of each other as copies do."
+    f"Outside of it: {REPORTED} and so known before; noise is a simulation's. Where images are clipped one by one, "
+    "equal images are one image: k copies in a batch count as k² releases. Images nearly alike are not counted so, and "
+    "tell of each other as copies do."
 )
 """What a private defense does not cover. The theorem holds beside it: κ is of somebody who knows these already."""
 
