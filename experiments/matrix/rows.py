@@ -22,8 +22,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 SHARED = ("seed", "client", "ray", "data", "model", "finetune", "defense", "tracker", "simulation")
 TRAINING = ("num_clients", "num_rounds", "partition", "strategy", "evaluate_every", "checkpoint_every", "round_timeout")
 
-OF_THE_MATRIX = ("seed", "attack", "matrix", "run_dir", "simulation")
-"""First parts of keys that every row has from the whole matrix."""
+OF_THE_MATRIX = ("seed", "attack", "matrix", "run_dir")
+"""First parts of keys that every row has from the whole matrix; `simulation` too, where rows run side by side."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def read_rows(matrix: MatrixSettings) -> list[Asked]:
     """
     rows = []
     for name, words in _named("matrix.defenses", matrix.defenses):
-        if odd := next((word for word in words if "=" in word and _first(word) in OF_THE_MATRIX), None):
+        common = (*OF_THE_MATRIX, *(("simulation",) if matrix.parallel else ()))
+        if odd := next((word for word in words if "=" in word and _first(word) in common), None):
             fault = f"{_first(odd)} is set for the whole matrix, and no row has its own"
             raise ConfigError(f"matrix.defenses.{name}", odd, fault=fault)
         rows.append(_entry("defense", name, words))

@@ -1,5 +1,7 @@
 """The matrix as conf/matrix.yaml has it: rows that defend and compare with something, columns for batches."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hydra import compose, initialize_config_module
@@ -7,6 +9,7 @@ from omegaconf import OmegaConf
 
 from experiments.matrix.rows import Asked, audit_config, described, read_columns, read_rows, training_config
 from experiments.studies.harness.client import Client
+from fedsim.errors import ConfigError
 from fedsim.settings.commands import MatrixConfig
 from fedsim.settings.schema import parse
 
@@ -72,3 +75,15 @@ def test_a_column_tells_all_its_settings():
     assert (column.name, column.asked) == ("search", "search, search.steps=200")
     told = "objective=Cosine, objective.alpha=2.0, steps=200, priors.tv=TotalVariation, priors.tv.weight=None"
     assert column.settings == told
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_row_has_its_own_simulation_where_rows_follow_each_other(parallel):
+    own = {"defenses": {"x": ["half", "simulation.worker_sums=0"]}, "rows": ["x"], "parallel": parallel}
+    with initialize_config_module("conf", version_base=None):
+        asked = replace(notation(), **own)
+        if parallel:
+            with pytest.raises(ConfigError, match="simulation is set for the whole matrix"):
+                read_rows(asked)
+        else:
+            assert "simulation.worker_sums=0" in read_rows(asked)[0].overrides
