@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError, one_of
+from fedsim.errors import ConfigError, one_of, require
 from fedsim.models.generator import ConvGenerator
 
 DECODERS = ("linear", "conv")
@@ -39,8 +39,8 @@ class InversionNetwork(nn.Module):
     ) -> None:
         super().__init__()
         one_of("network.decoder", decoder, DECODERS)
-        if hidden < 1 or depth < 1 or code < 1:
-            raise ConfigError("network", f"hidden {hidden}, depth {depth}, code {code}", "1 or more of each")
+        for key, value in {"hidden": hidden, "depth": depth, "code": code}.items():
+            require(f"network.{key}", value, value >= 1, "1 or more")
         channels, height, width = image_shape
         if decoder == "conv" and height != width:
             raise ConfigError("network.decoder", decoder, "linear for pictures that are not square")

@@ -10,6 +10,7 @@ from fedsim.data import ImageSet
 from fedsim.errors import ConfigError, nearest
 from fedsim.models.generator import ConvGenerator
 from fedsim.settings.commands import PriorConfig
+from fedsim.settings.composition import image_side
 from fedsim.settings.trained import GeneratorSettings, InversionSettings
 
 SHOWN = 16
@@ -22,16 +23,21 @@ def chosen_network(config: PriorConfig) -> GeneratorSettings | InversionSettings
     Raises:
         ConfigError: no such network can be built, or it would not learn all that it is asked for.
     """
-    with torch.device("meta"):
-        if config.kind == "generator":
-            generator = config.prior.generator
-            ConvGenerator(generator.latent, channels=generator.channels)
-            if generator.conditional and not 0.0 < generator.any_class < 1.0:
-                wanted = "above 0 and below 1 with conditional=true"
-                raise ConfigError("prior.generator.any_class", generator.any_class, wanted)
-            return generator
-        InversionNetwork(1, 1, (3, 4, 4), **config.prior.lti.network)
-        return config.prior.lti
+    generator, side = config.prior.generator, image_side(config.model)
+    try:
+        with torch.device("meta"):
+            if config.kind == "lti":
+                InversionNetwork(1, 1, (3, side, side), **config.prior.lti.network)
+                return config.prior.lti
+            ConvGenerator(generator.latent, side, generator.channels)
+    except ConfigError as error:
+        part, setting = error.key.split(".")
+        known = f"prior.{'lti' if part == 'network' else part}.{setting}"
+        raise error.under("model.img_size" if setting == "side" else known) from None
+    if generator.conditional and not 0.0 < generator.any_class < 1.0:
+        wanted = "above 0 and below 1 with conditional=true"
+        raise ConfigError("prior.generator.any_class", generator.any_class, wanted)
+    return generator
 
 
 @dataclass(frozen=True)

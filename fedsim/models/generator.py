@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, require
 from fedsim.storage.durable import write_whole
 
 FORMAT = "fedsim-generator-1"
@@ -56,9 +56,10 @@ class ConvGenerator(nn.Module):
         colours: int = 3,
     ) -> None:
         super().__init__()
-        if latent < 1 or side < 4 or not channels or any(c < GROUPS or c % GROUPS for c in channels):
-            wanted = f"latent of 1 or more, side of 4 or more, channels in multiples of {GROUPS}"
-            raise ConfigError("generator", f"latent {latent}, side {side}, channels {list(channels)}", wanted)
+        require("generator.latent", latent, latent >= 1, "1 or more")
+        require("generator.side", side, side >= 4, "4 or more")
+        fitting = bool(channels) and all(c >= GROUPS and c % GROUPS == 0 for c in channels)
+        require("generator.channels", list(channels), fitting, f"one or more multiples of {GROUPS}")
         self.settings: dict[str, Any] = {
             "latent": latent,
             "side": side,

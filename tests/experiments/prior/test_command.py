@@ -240,7 +240,12 @@ def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withh
         (["prior.exclude_classes=3"], "a list of names"),
         (["data.auxiliary_fraction=0"], "data.auxiliary_fraction=0: must be more than 64 public pictures"),
         (["prior.generator.steps=0"], "prior.generator.steps=0: must be a whole number of at least 1"),
-        (["prior.generator.channels=[7]"], "channels in multiples of 8"),
+        (["prior.generator.channels=[7]"], "prior.generator.channels=[7]: must be one or more multiples of 8"),
+        (["prior.generator.latent=0"], "prior.generator.latent=0: must be 1 or more"),
+        (
+            ["model=lenet_dlg", "model.img_size=250"],
+            "model.img_size=250: must be a side that halves down to few pixels",
+        ),
         (["prior.generator.any_class=0"], "any_class=0: must be above 0 and below 1 with conditional=true"),
         (["prior.generator.any_class=1"], "any_class=1: must be above 0 and below 1 with conditional=true"),
         (["+prior.generator.depth=3"], "prior.generator.depth=3: there is no such setting"),
@@ -249,7 +254,8 @@ def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withh
             ["kind=lti", "prior.validation=1", "client.batch_size=2"],
             "prior.validation=1: must be at least the 2 pictures",
         ),
-        (["kind=lti", "prior.lti.decoder=magic"], "decoder=magic: must be one of linear, conv"),
+        (["kind=lti", "prior.lti.decoder=magic"], "prior.lti.decoder=magic: must be one of linear, conv"),
+        (["kind=lti", "prior.lti.hidden=0"], "prior.lti.hidden=0: must be 1 or more"),
         (["kind=lti", "defense=[secure_aggregation]"], "the server sees single clients"),
         (
             ["kind=lti", "client.batch_size=64", "data.auxiliary_fraction=0.05"],
