@@ -16,6 +16,7 @@ from fedsim.errors import ConfigError
 from fedsim.settings.commands import JobConfig, RunConfig
 from fedsim.settings.components import check_settings
 from fedsim.settings.groups import CREW
+from fedsim.settings.local.optimizers import check_lasts
 from fedsim.settings.schema import at_least
 from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
 from fedsim.wire.records import ARRAYS, CONFIG, NUM_EXAMPLES, TRAIN_LOSS
@@ -82,6 +83,8 @@ def check_federated(config: RunConfig) -> None:
         raise ConfigError("client.share", share, f"gradient, which is what {name} averages")
     if not gradients and share == "gradient":
         raise ConfigError("client.share", share, f"weights or delta with {name}; strategy=fedsgd takes gradients")
+    if gradients and "optimizer" in strategy:
+        check_lasts("strategy", strategy["optimizer"], strategy.get("scheduler"), config.num_rounds, "num_rounds")
     _check_weights(strategy)
     _check_rule(get_class(strategy["_target_"]), config)
 

@@ -14,14 +14,24 @@ from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import AuditConfig, FederatedConfig, JobConfig
 from fedsim.settings.groups import ClientSettings
+from fedsim.settings.local.optimizers import check_lasts
 
 
 def check_trainable(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:
     """Raises ConfigError for what clients could not train, or would train to no effect."""
     if isinstance(config, FederatedConfig):
         _refuse_tied(config, model)
+        _check_steps(config.client, max(data.partition_sizes(), default=0))
     if config.client.training_mode and any(isinstance(module, _BatchNorm) for module in model.modules()):
         _refuse_lone_images(config, model, data, image_shape)
+
+
+def _check_steps(client: ClientSettings, images: int) -> None:
+    """Of the client that has most."""
+    if client.share != "gradient":
+        of_epoch = ceil(images / client.batch_size)
+        steps = client.local_epochs * of_epoch if client.local_steps is None else client.local_steps
+        check_lasts("client", client.optimizer, client.scheduler, steps, f"a client of {images} images")
 
 
 def _refuse_tied(config: FederatedConfig, model: nn.Module) -> None:

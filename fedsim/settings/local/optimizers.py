@@ -83,6 +83,25 @@ def _take_step(
         raise ConfigError(f"{key}.{part}._target_", settings[part].get("_target_"), f"{wanted} ({error})") from error
 
 
+def check_lasts(key: str, optimizer: dict[str, Any], scheduler: dict[str, Any] | None, steps: int, of: str) -> None:
+    """Raises ConfigError where the scheduler ends before so many steps.
+
+    Args:
+        of: what takes them, for the error.
+    """
+    if scheduler is None:
+        return
+    made, plan = optimizer_factory(key, optimizer, scheduler)([nn.Parameter(torch.zeros(1))])
+    assert plan is not None
+    made.step()
+    try:
+        for _ in range(steps):
+            plan.step()
+    except Exception as error:  # torch raises ValueError, a scheduler of one's own what it likes
+        expected = f"one that lasts the {steps:,} steps of {of} ({error})"
+        raise ConfigError(f"{key}.scheduler", scheduler.get("_target_"), expected) from error
+
+
 def _plain(call: partial[Any]) -> partial[Any]:
     """Without Hydra's check at each call, which takes longer than the call: the first has passed it.
 

@@ -10,6 +10,13 @@ from rich.console import Console
 from experiments.cli.call import console, on_stderr, print_what_can_be
 
 FAULTS = [
+    (
+        [
+            "num_rounds=6",
+            "strategy.scheduler={_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 1, total_steps: 5}",
+        ],
+        ["strategy.scheduler=torch.optim.lr_scheduler.OneCycleLR", "lasts the 6 steps of num_rounds"],
+    ),
     (["defence=mjp"], ["defence=mjp", "Did you mean 'defense'"]),
     (["client.batchsize=2"], ["client.batchsize=2", "Did you mean 'client.batch_size'"]),
     (["attack=[patch_gradiant]"], ["attack=patch_gradiant", "Did you mean 'patch_gradient'"]),

@@ -8,6 +8,8 @@ from fedsim.models import Architecture
 from tests.support.federation import settings
 
 NANO = ("data=digits", "model=vit_nano")
+LOCAL = ("strategy=fedavg", "client.share=weights", "client.local_steps=6")
+ENDS = "{_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1, total_steps: 5, cycle_momentum: false}"
 
 
 @pytest.mark.parametrize("trained", [True, False])
@@ -49,3 +51,10 @@ def test_batchnorm_on_one_value_a_channel_is_refused():
     prepare(settings("config", *steps, "client.training_mode=false"))
     prepare(settings("audit", *RESNET, "audit.batch_size=1", "client.training_mode=false"))
     prepare(settings("audit", *RESNET, "audit.batch_size=1", "model.img_size=32"))
+
+
+def test_a_scheduler_that_ends_before_a_client_does_is_refused():
+    said = r"^client\.scheduler=.*OneCycleLR: must be one that lasts the 6 steps of a client of \d+ images"
+    with pytest.raises(ConfigError, match=said):
+        prepare(settings("config", *NANO, *LOCAL, f"client.scheduler={ENDS}"))
+    prepare(settings("config", *NANO, *LOCAL, f"client.scheduler={ENDS.replace('5', '6')}"))

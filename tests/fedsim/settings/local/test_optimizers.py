@@ -1,5 +1,6 @@
 """Settings that attacks would misread are refused when they are read."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import config_of
-from fedsim.settings.local.optimizers import optimizer_factory
+from fedsim.settings.local.optimizers import check_lasts, optimizer_factory
 from tests.support.federation import settings
 
 
@@ -94,3 +95,13 @@ def test_a_scheduler_that_moves_the_momentum_is_refused_on_a_client(optimizer, m
         optimizer_factory("client", optimizer, cycle)
     for key, scheduler in (("strategy", cycle), ("client", {**cycle, "cycle_momentum": False})):
         optimizer_factory(key, optimizer, scheduler)
+
+
+def test_a_scheduler_that_ends_too_soon_is_refused():
+    sgd, name = {"_target_": "torch.optim.SGD", "lr": 0.1}, "torch.optim.lr_scheduler.OneCycleLR"
+    cycle = {"_target_": name, "max_lr": 0.1, "total_steps": 50, "cycle_momentum": False}
+    check_lasts("strategy", sgd, cycle, 50, "num_rounds")
+    check_lasts("strategy", sgd, None, 90, "num_rounds")
+    said = rf"^strategy\.scheduler={re.escape(name)}: must be one that lasts the 51 steps of num_rounds \("
+    with pytest.raises(ConfigError, match=said):
+        check_lasts("strategy", sgd, cycle, 51, "num_rounds")
