@@ -184,18 +184,6 @@ def test_it_judges_what_another_attack_makes_of_the_images(rng):
     assert leakage(client) > alone + 1
 
 
-def test_it_judges_what_is_drawn_to_the_mean_as_the_server_draws_it(monkeypatch):
-    client = Client(*NOISY, "defense.leakage_gate.threshold=inf")
-    client.share(5)
-    alone = leakage(client)
-    exact = client.setup.data.train.subset([5]).images([0]).double()
-    monkeypatch.setattr("attacks.toward_mean.drawn_to_mean", lambda _, result: replace(result, images=exact))
-    for shrinks in (True, False):
-        client.memory, client.gate.attack.shrinks_to_mean = {}, shrinks
-        client.share(5)
-        assert (leakage(client) > alone + 1) == shrinks
-
-
 def test_an_exact_picture_is_withheld_and_a_mixture_shared():
     client = Client("defense=[leakage_gate]")
     update = client.share(5)

@@ -17,7 +17,11 @@ def test_every_repeat_starts_from_the_same_model(monkeypatch, capsys):
     monkeypatch.setattr(closed_form, "REPEATS", 1)
     settings = ["data=digits", "model=vit_nano", "attack=[patch_gradient]", "client.share=delta", "audit.batch_size=1"]
     monkeypatch.setattr("sys.argv", ["closed_form", *settings])
-    closed_form.main()
+    threads = torch.get_num_threads()
+    try:
+        closed_form.main()
+    finally:
+        torch.set_num_threads(threads)
     first, second = (one.update.tensors for one in shared)
     assert any(tensor.any() for tensor in first.values())
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())

@@ -186,7 +186,7 @@ def test_what_a_later_run_cannot_have_is_refused_before_the_first_is_measured(
     fedsim_measure, write_run, tmp_path, monkeypatch, setting, words
 ):
     side = 12 if "patch_size" in setting else 4
-    small = write_run("b", model={"kwargs": {"depth": 1, "img_size": side}, "img_size": side}, seed=1)
+    small = write_run("b", model={"kwargs": {"depth": 1}, "img_size": side}, seed=1)
     measured = []
     monkeypatch.setattr(measure, "measure_subject", lambda *given: measured.append(given))
     code, _, err = fedsim_measure(f"runs=[{write_run('a')},{small}]", *SMALL, setting, f"run_dir={tmp_path}/out")
