@@ -1,16 +1,23 @@
-"""Attacks from their settings: what a run names is built, or refused in a line, before anything starts."""
+"""Attacks from their settings, built or refused in a line before anything starts, and what they are handed to read."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from attacks.base import Attack
 from fedsim.errors import ConfigError
+from fedsim.observation import Observation
 from fedsim.settings.components import TARGET, build_component
 from fedsim.settings.knowledge import read_knowledge, without_knowledge
 from fedsim.settings.options import option
+from fedsim.update import State
 
 CERTIFY, THEN = "certify", "then"
 """Settings of every attack, which no constructor takes."""
+
+WROTE = "the attack wrote into the observation, which is only to be read"
 
 
 def build_attack(name: str, settings: dict[str, Any]) -> Attack:
@@ -89,3 +96,30 @@ def check_classes(name: str, attack: Attack, class_names: Sequence[str]) -> None
         if theirs != ours and str(number) not in (theirs, ours):
             fault = f"its generator's class {number} is {theirs}, that of the data {ours}: give the data settings of"
             raise ConfigError("attack", name, fault=f"{fault} its fedsim-prior, or attack.{name}.conditional=false")
+
+
+def handed_to(attack: object, observations: Sequence[Observation]) -> list[Observation]:
+    """The observations as this attack may have them: tensors of its own, unless it is one of this package's."""
+    if type(attack).__module__.partition(".")[0] == __package__:
+        return list(observations)
+    copies: dict[int, Tensor] = {}  # a model that several rounds or victims share is copied once
+
+    def own(tensors: State) -> State:
+        copies.update({id(t): t.detach().clone() for t in tensors.values() if id(t) not in copies})
+        return {name: copies[id(tensor)] for name, tensor in tensors.items()}
+
+    return [
+        replace(
+            one,
+            global_state=own(one.global_state),
+            update=replace(one.update, tensors=own(one.update.tensors), buffers=own(one.update.buffers)),
+        )
+        for one in observations
+    ]
+
+
+def versions(observation: Observation) -> int:
+    """torch counts the writes to each tensor: equal before and after means untouched."""
+    update = observation.update
+    tensors = [*observation.global_state.values(), *update.tensors.values(), *update.buffers.values()]
+    return sum(tensor._version for tensor in tensors)

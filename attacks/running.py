@@ -19,8 +19,7 @@ from torch import Tensor
 
 from attacks.analytic.linear.certificate import MAX_RESIDUAL
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
-from attacks.building import build_attack
-from attacks.reading import WROTE, handed_to, versions
+from attacks.building import WROTE, build_attack, handed_to, versions
 from attacks.session import FolderSession, fingerprint
 from attacks.toward_mean import drawn_to_mean
 from fedsim.determinism import torch_generator
