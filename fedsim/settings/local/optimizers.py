@@ -91,9 +91,12 @@ def check_lasts(key: str, optimizer: dict[str, Any], scheduler: dict[str, Any] |
     """
     if scheduler is None:
         return
-    made, plan = optimizer_factory(key, optimizer, scheduler)([nn.Parameter(torch.zeros(1))])
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    made, plan = optimizer_factory(key, optimizer, scheduler)([parameter])
     assert plan is not None
-    made.step()
+    if not made.defaults.get("capturable"):  # on a GPU alone
+        made.step()
     try:
         for _ in range(steps):
             plan.step()
