@@ -69,19 +69,20 @@ class Canaries(Bound):
         if not private:
             raise NotApplicable("no defense is differentially private: dp_sgd and local_dp are")
         each_one = 1.0 - (1.0 - CONFIDENCE) / len(private)
-        found, refused = {}, []
+        found, refused = {}, dict[str, NotApplicable]()
         for name, defense in private.items():
             try:
                 found[name] = empirical_epsilon(defense, canaries=self.canaries, seed=self.seed, confidence=each_one)
             except NotApplicable as reason:
-                refused.append(reason)
+                refused[name] = reason
         if not found:
-            raise refused[0]
+            raise next(iter(refused.values()))
         told = [
             f"of {name}'s ε a release shows at least {one.lower:.3g} with {CONFIDENCE:.1%} confidence, "
             f"{'more' if one.broken else 'no more'} than the {one.claimed:.3g} that it claims at δ = {one.delta:g}"
             for name, one in found.items()
         ]
+        told += [f"{name} was not tested ({reason})" for name, reason in refused.items()]
         broken = [name for name, one in found.items() if one.broken]
         verdict = (
             f"the mechanism is broken: {', '.join(broken)}" if broken else "that finds no fault, and proves no privacy"

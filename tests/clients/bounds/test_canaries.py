@@ -270,6 +270,7 @@ def test_beside_an_audit(parties):
     both = Canaries(canaries=40)(silent)
     assert set(both.values) == {"local_dp_claimed", "local_dp_lower", "broken"}, "the other claims no ε"
     assert "99.9% confidence" in both.sentence
+    assert "dp_sgd was not tested" in both.sentence
     with pytest.raises(NotApplicable, match="dp_sgd and local_dp are"):
         Canaries()(parties("defense=[gradient_noise]", images=1))
     with pytest.raises(ConfigError, match="canaries=1"):
