@@ -98,10 +98,6 @@ class ModelSpec:
             )
         if (channels := self.kwargs.get("in_chans", 3)) != 3:
             raise ConfigError("model.kwargs.in_chans", channels, "3: pictures are read as RGB, grey ones too")
-        for key in ("num_classes", "img_size", "patch_size"):
-            if key in self.kwargs:
-                expected = f"left out: model.{key} is a setting of its own"
-                raise ConfigError(f"model.kwargs.{key}", self.kwargs[key], expected)
         for key in ("img_size", "patch_size"):
             side = getattr(self, key)
             if side is not None and side < 1:
@@ -139,7 +135,7 @@ class ModelSpec:
         Raises:
             ConfigError: the file cannot be read, or which head the model has is not known.
         """
-        saved = read_checkpoint(checkpoint)
+        saved = read_checkpoint(checkpoint, names=model.state_dict().keys())
         if self.checkpoint_head:
             return saved
         return saved.but_head(model, known_head(model, "model.checkpoint_head", "false"))

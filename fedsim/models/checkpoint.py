@@ -95,11 +95,14 @@ def load_checkpoint(model: nn.Module, path: Path, key: str = "model.checkpoint")
     Raises:
         ConfigError: the file cannot be read, or does not fit.
     """
-    read_checkpoint(path, key).load_into(model)
+    read_checkpoint(path, key, model.state_dict().keys()).load_into(model)
 
 
-def read_checkpoint(path: Path, key: str = "model.checkpoint") -> Checkpoint:
+def read_checkpoint(path: Path, key: str = "model.checkpoint", names: Collection[str] = ()) -> Checkpoint:
     """A `.safetensors` file, or a state dict that torch saved; nothing is unpickled.
+
+    Args:
+        names: of the model's tensors; what wrappers put before them goes.
 
     Raises:
         ConfigError: it is neither.
@@ -108,16 +111,19 @@ def read_checkpoint(path: Path, key: str = "model.checkpoint") -> Checkpoint:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
                 mark = (file.metadata() or {}).get(REDRAWN, "")
-            return Checkpoint(path, _unwrapped(load_file(path)), mark, key)
+            return Checkpoint(path, _unwrapped(load_file(path), names), mark, key)
         state = torch.load(path, map_location="cpu", weights_only=True)
         state = state.get("model", state.get("state_dict", state))
-        return Checkpoint(path, _unwrapped({str(name): value for name, value in state.items()}), key=key)
+        return Checkpoint(path, _unwrapped({str(name): value for name, value in state.items()}, names), key=key)
     except UNREADABLE as error:
         raise _unfit(path, _said(error), key) from error
 
 
-def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    while prefix := next((one for one in WRAPPED if state and all(name.startswith(one) for name in state)), ""):
+def _unwrapped(state: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Without what wrappers put before every name, unless the model has such names itself."""
+    while state.keys().isdisjoint(names) and (
+        prefix := next((one for one in WRAPPED if state and all(name.startswith(one) for name in state)), "")
+    ):
         state = {name.removeprefix(prefix): value for name, value in state.items()}
     return state
 

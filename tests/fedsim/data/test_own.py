@@ -25,6 +25,10 @@ def test_every_depth_of_grey_is_the_same_picture(mode, channels):
     assert torch.equal(held(picture, channels), torch.from_numpy(RAMP).float().expand(channels, -1, -1))
 
 
+def test_eight_bits_in_a_picture_of_32_are_no_lower_byte():
+    assert torch.equal(held(PIL.Image.fromarray(RAMP.astype(np.int32)), 1)[0], torch.from_numpy(RAMP).float())
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_exif_orientation_is_undone(channels):
     picture = PIL.Image.fromarray(RAMP)

@@ -1,3 +1,4 @@
+from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 import fedsim
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, input_size, normalisation, parameter_count
+from fedsim.models.checkpoint import load_checkpoint
 from fedsim.models.finetune import FULL, LoRA
 
 SMALL = ModelSpec("vit_tiny_patch16_224", 5, 32, 8, kwargs={"depth": 1})
@@ -72,13 +74,6 @@ def test_wrappers_run_in_order():
             r"^model\.pretrained=true: there are no pretrained weights of vit_nano_patch2_8: model\.pretrained=false$",
         ),
         ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: must be 3"),
-        *(
-            (
-                {"kwargs": {key: 16}},
-                rf"^model\.kwargs\.{key}=16: must be left out: model\.{key} is a setting of its own$",
-            )
-            for key in ("num_classes", "img_size", "patch_size")
-        ),
     ],
 )
 def test_refusals(settings, words):
@@ -263,3 +258,12 @@ def test_a_sparse_gradient_from_elsewhere_is_observed_as_a_dense_one():
     given = {name: parameter.grad for name, parameter in model.named_parameters()}
     seen = fedsim.Observation.of(model, given, image_shape=(3, 4, 4))
     assert torch.equal(seen.update.tensors["table.weight"], given["table.weight"].to_dense())
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_names_that_a_model_has_itself_are_no_wrapper_s(suffix, tmp_path):
+    model, other = (nn.Sequential(OrderedDict(module=nn.Linear(2, 2))) for _ in range(2))
+    path = tmp_path / f"w.{suffix}"
+    (torch.save if suffix == "pt" else save_file)(model.state_dict(), path)
+    load_checkpoint(other, path)
+    assert same(other, model)

@@ -3,7 +3,8 @@
 import pytest
 
 from fedsim.errors import ConfigError
-from fedsim.settings.composition import build_data
+from fedsim.models import ModelSpec
+from fedsim.settings.composition import build_data, image_side
 from tests.support.federation import settings
 
 
@@ -35,3 +36,12 @@ def test_the_rate_that_qfedavg_goes_by_is_that_of_its_clients():
     assert config["strategy"]["client_learning_rate"] == 0.03
     stated = settings("config", "strategy=qfedavg", "strategy.client_learning_rate=0.5")
     assert stated["strategy"]["client_learning_rate"] == 0.5
+
+
+@pytest.mark.parametrize("key", ["num_classes", "img_size", "patch_size"])
+def test_settings_of_their_own_are_no_arguments_of_a_constructor(key):
+    model = {"name": "vit_nano_patch2_8", "kwargs": {key: 4}}
+    said = rf"^model\.kwargs\.{key}=4: must be left out: model\.{key} is a setting of its own$"
+    with pytest.raises(ConfigError, match=said):
+        image_side(model)
+    ModelSpec.from_dict({**model, "num_classes": 4}).check()  # a record's model stays what it was
