@@ -13,7 +13,7 @@ from fedsim.errors import require
 
 @dataclass(frozen=True)
 class GroupConsistency:
-    """weight·‖x - x̄‖², where x̄ is the mean of all seeds' pictures: a sum over pixels, the mean over the batch.
+    """weight·‖x - x̄‖₂, where x̄ is the mean of all seeds' pictures: of all pixels of one, the mean over the batch.
 
     Attributes:
         weight: factor on it.

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attacks.optimization.priors.alignment import COARSE_SIDE, align, blur, plausible, shrink, warp
+from attacks.optimization.priors.base import TINY
 
 MARGIN = 0.05
 """An alignment must lower the smoothed distance by this share: resampling alone smooths noise, and so lowers it too."""
@@ -97,8 +98,8 @@ def group_distance(
     images: Float[Tensor, "*seeds batch channels height width"],
     registered: Float[Tensor, "*seeds batch channels height width"],
 ) -> Float[Tensor, "*seeds"]:
-    """‖x - x̄‖² from the registered mean of all seeds, the mean over the batch's pictures."""
-    return (images - registered).square().sum(dim=(-3, -2, -1)).mean(dim=-1)
+    """‖x - x̄‖₂ from the registered mean of all seeds, the mean over the batch's pictures."""
+    return ((images - registered).square().sum(dim=(-3, -2, -1)) + TINY).sqrt().mean(dim=-1)
 
 
 def _to_one_seed(

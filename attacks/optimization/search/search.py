@@ -204,9 +204,8 @@ class SearchState:
     def _remember(self, totals: Tensor, matching: Tensor, weight: float) -> None:
         self.last = {"objective": totals, "matching": matching}
         if self._weights_changed(weight):
-            # What was best under other weights is not comparable; those that had stopped keep their result.
-            going = ~self.done
-            self.best[going], self.reference[going], self.improved_at[going] = torch.inf, torch.inf, self.step
+            # What was best under other weights is not comparable, and what was a plateau under them need be none.
+            self.best[:], self.reference[:], self.improved_at[:], self.done[:] = torch.inf, torch.inf, self.step, False
         better = (totals < self.best) & totals.isfinite() & ~self.done
         self.best = torch.where(better, totals, self.best)
         self.best_matching = torch.where(better, matching, self.best_matching)

@@ -20,6 +20,7 @@ from attacks.optimization import (
 from attacks.optimization.parametrisation import PatchRowSpace
 from attacks.optimization.priors import BatchNormStatistics, FeatureTarget, ImageNorm, TotalVariation
 from attacks.optimization.problem import random_target, shared_update
+from attacks.optimization.search.search import SearchState
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.update import Update
@@ -375,6 +376,20 @@ def test_a_term_that_begins_late_is_no_plateau(small):
     observation, _ = small()
     late = aligned(steps=12, patience=2, priors={"image_norm": ImageNorm(1.0, start=0.5)})
     assert attack(late, observation).certificate.values["steps"] > 8
+
+
+def test_what_stopped_before_a_late_term_is_judged_with_it(small, monkeypatch):
+    observation, _ = small()
+    after_step = SearchState._after_step
+
+    def first_stops_early(search, factor):
+        after_step(search, factor)
+        search.done[0] |= search.step == 2
+
+    monkeypatch.setattr(SearchState, "_after_step", first_stops_early)
+    late = aligned(steps=12, restarts=2, patience=8, priors={"image_norm": ImageNorm(100.0, start=0.5)})
+    found = attack(late, observation).certificate.values
+    assert found["objective"] > found["matching"] + 100.0
 
 
 def test_a_bounded_derivative_serves_all_variables(small):

@@ -118,14 +118,16 @@ def test_targets_in_each_seeds_own_order(tools, rng):
 def test_group_distance():
     images, mean = torch.rand(2, 2, 3, 4, 4, dtype=torch.float64).unbind()
     squares = ((images - mean).numpy() ** 2).reshape(2, -1)
-    assert float(group_distance(images, mean)) == pytest.approx(squares.sum(axis=1).mean())
+    assert float(group_distance(images, mean)) == pytest.approx((squares.sum(axis=1) ** 0.5).mean())
+    twice = mean + 2.0 * (images - mean)
+    assert float(group_distance(twice, mean)) == pytest.approx(2.0 * float(group_distance(images, mean)))
     assert torch.autograd.gradcheck(lambda x: group_distance(x, mean), images.requires_grad_())
 
 
 @pytest.mark.parametrize("side", [4, 8])
-def test_a_groups_penalty_is_the_papers_sum_over_pixels(side):
+def test_a_groups_penalty_is_the_papers_distance_over_all_pixels(side):
     seeds = torch.stack([torch.zeros(3, 2, side, side), torch.ones(3, 2, side, side)])
     state = GroupState(GroupConsistency(weight=0.01, register=False), victims=1, restarts=2)
     state.update(0, 1, seeds, [None])
-    expected = 0.01 * 0.25 * 2 * side**2
+    expected = 0.01 * (0.25 * 2 * side**2) ** 0.5
     torch.testing.assert_close(state.penalty(0, slice(0, 2), seeds), torch.full((2,), expected))
