@@ -72,6 +72,7 @@ def small_matrix(name="m", evil=""):
             accuracies=(accuracy,),
             train_seconds=2.0,
             client_failures=1,
+            unchanged=2,
             cells=cells,
             counts=counts,
             **told,
@@ -150,6 +151,7 @@ def test_the_page_shows_numbers_reasons_and_every_name(tmp_path):
     assert "the model; one image" in told
     assert "1 of 1 recognisable, without the update 0 of 1, 0 certified" in told
     assert "2, each 50.0 % of all" in told
+    assert "1 client failure; nothing aggregated in 2 rounds" in told
     assert "safe" not in told[told.index("fedsim · ") : told.index("The numbers are in")]
     drawn = "".join(parsed.text)[told.index("Privacy") :]
     assert all(name in drawn for name in ("none", "noise", "worse", "mixup"))
@@ -287,7 +289,7 @@ def test_the_file_of_an_earlier_version_is_read_and_says_that_it_has_to_be_count
     write_matrix(small_matrix(), tmp_path)
     content = json.loads((tmp_path / "matrix.json").read_text())
     for row in content["rows"]:
-        del row["counts"], row["level"]
+        del row["counts"], row["level"], row["unchanged"]
         for cell in row["cells"]:
             del cell["counts"]
             cell["as_seen"] = None
