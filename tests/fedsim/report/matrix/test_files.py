@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.files import COLUMNS, build_matrix_report, write_matrix
-from fedsim.report.matrix.wording import cell_level, leakage_level, strongest_level
+from fedsim.report.matrix.wording import cell_level, cell_story, leakage_level, leakage_text, strongest_level
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import EXACT
 
@@ -51,6 +51,13 @@ def test_a_mean_at_the_guess_that_hides_a_recognisable_image_is_never_more_than_
     assert (cell_level(cell), strongest_level(row, "initial")) == (level, level)
     none = replace(cell, recognised=0.0)
     assert (cell_level(none), strongest_level(replace(row, cells=(none,)), "initial")) == ("guess", "guess")
+
+
+@pytest.mark.parametrize("bar", [20.0, 30.0, 40.0])
+def test_a_square_is_not_rounded_up_to_what_its_colour_denies(bar):
+    assert [leakage_text(value) for value in (bar - 0.03, bar)] == [f"{bar - 0.1}", f"{bar}"]
+    cell = MatrixCell("a", "initial", "done", rebuilt=1, pictures=1, leakage=bar - 0.03, private_psnr=bar - 0.03)
+    assert f"mean PSNR of those {bar - 0.1} dB" in cell_story(cell)
 
 
 def small_matrix(name="m", evil=""):
