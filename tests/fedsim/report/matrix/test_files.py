@@ -292,6 +292,19 @@ def test_the_summary_says_what_the_model_saw(tmp_path):
     assert "no attack is better than the guess" not in page
 
 
+@pytest.mark.parametrize(
+    ("recognised", "level", "more"), [(0.0, "guess", ""), (0.125, "traces", "; one makes images recognisable")]
+)
+def test_the_strongest_says_what_its_colour_does(tmp_path, recognised, level, more):
+    """Seven images at 11 dB and one at 24, whose guess has 13."""
+    values = {"done": 8, "pictures": 8, "rebuilt": 8, "leakage": 12.6, "baseline": 13.0, "recognised": recognised}
+    row = MatrixRow("none", cells=(MatrixCell("x", "initial", "done", **values),), audits={"initial": RowState("done")})
+    write_matrix(Matrix("m", (), (MatrixColumn("x", "", ""),), ("initial",), (row,), 100), tmp_path)
+    page = build_matrix_report(tmp_path).read_text(encoding="utf-8")
+    told = f"no attack is better than the guess on average{more}"
+    assert re.findall(r'<td class="sum (level-[a-z]+)"[^>]* title="([^"]*)"', page) == [(f"level-{level}", told)]
+
+
 def test_the_file_of_an_earlier_version_is_read_and_says_that_it_has_to_be_counted_anew(tmp_path):
     write_matrix(small_matrix(), tmp_path)
     content = json.loads((tmp_path / "matrix.json").read_text())
