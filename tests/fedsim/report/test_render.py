@@ -333,6 +333,7 @@ def test_the_sweep_page_compares_finished_runs(write_run: Any, records: Any) -> 
         "1%20%23x/report.html",
         "2%20%23x/report.html",
     }
+    assert "from the files of its runs alone." in text
     assert "4 finished runs; 1 left out because unfinished: &lt;i&gt;stopped" in text
     for words in (
         "mjp + fixed_pe",
