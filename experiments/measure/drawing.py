@@ -37,7 +37,8 @@ def embedding_view(subject: Subject) -> EmbeddingView | None:
         return None
     unknown = parameters.get(UNKNOWN)
     shared = None if unknown is None else unknown.detach().cpu().double().reshape(-1)
-    return EmbeddingView(subject.name, whole[prefix:], grid, whole[:prefix], shared)
+    has_class_token = subject.roles.class_token is not None
+    return EmbeddingView(subject.name, whole[prefix:], grid, whole[:prefix], shared, has_class_token)
 
 
 def draw_all(

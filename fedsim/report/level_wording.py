@@ -13,7 +13,7 @@ from fedsim.report.run.images.counts import Counts
 from fedsim.report.run.images.leakage import Leakage
 from fedsim.report.run.summary import AttackSummary
 from fedsim.report.thresholds import FEW_OBSERVED_IMAGES, FEW_SEEDS, FEW_TEST_IMAGES, GUESS_MARGIN, RECOGNISABLE
-from fedsim.report.wording import below, count, decibels, listed, percent
+from fedsim.report.wording import count, graded, listed, percent
 
 TAGS: Mapping[Level, str] = {"broken": "Broken", "proven": "Proven", "open": "Open", "not tested": "Not tested"}
 
@@ -33,8 +33,8 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
         them = "it" if counts.as_seen == 1 else "them"
         sentences.append(
             f"The server rebuilt {counts.as_seen:,} of {of} recognisably as the model saw {them}, changed by "
-            f"{listed(list(defenses)) or 'the client'} ({without_update(counts)}): {decibels(leakage.seen_psnr)} on "
-            f"average against what it saw, {decibels(leakage.own_psnr)} against the client's own."
+            f"{listed(list(defenses)) or 'the client'} ({without_update(counts)}): {graded(leakage.seen_psnr)} on "
+            f"average against what it saw, {graded(leakage.own_psnr)} against the client's own."
         )
     if counts.certified:
         sentences.append(f"{counts.certified:,} of {of} {'is' if counts.certified == 1 else 'are'} certified.")
@@ -142,13 +142,13 @@ def _best(counts: Counts, rows: Sequence[AttackSummary]) -> str:
     if counts.own:
         best = max(rows, key=lambda row: row.recognisable)
         among = f", the strongest of {len(rows)} attacks," if len(rows) > 1 else ""
-        one, mean = best.recognisable == 1, decibels(best.mean_recognisable)
+        one, mean = best.recognisable == 1, graded(best.mean_recognisable)
         if mean == "exact":
             return f"{best.attack}{among} returned {'an exact copy' if one else 'exact copies'}"
         on = "on it" if one else "on average on those that it made recognisable"
         return f"{best.attack}{among} reached {mean} {on}"
     best = max(rows, key=lambda row: -1.0 if row.max_psnr is None else row.max_psnr)
-    result = f"the best result, {below(best.max_psnr, RECOGNISABLE)} by {best.attack}, "
+    result = f"the best result, {graded(best.max_psnr)} by {best.attack}, "
     if best.max_psnr is not None and best.max_psnr >= RECOGNISABLE:
         return f"{result}is less than {GUESS_MARGIN:.0f} dB above its guess"
     return f"{result}stays below {RECOGNISABLE:.0f} dB"

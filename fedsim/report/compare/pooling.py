@@ -170,22 +170,26 @@ def _pool(
 
 
 def _records(groups: list[list[RecordedRun]], names: Mapping[Arm, str]) -> list[tuple[AttackRecord, bool]]:
-    """Each update under each attack once, and whether the attack is a baseline by the settings of its own run."""
+    """Each update under each attack once, and whether the attack is a baseline by the settings of its own run.
+
+    A recorded update is the same one under every seed of its attacks.
+    """
     best: dict[tuple[str, str], tuple[AttackRecord, bool]] = {}
     for seed, group in enumerate(groups):
         for run in group:
+            drawn = 0 if run.recorded else seed
             for record in run.attacks:
-                name, observation = names[_arm(run, record.attack)], f"{seed}/{record.observation}"
+                name, observation = names[_arm(run, record.attack)], f"{drawn}/{record.observation}"
                 known = best.get((observation, name))
                 if known is None or _rank(record) > _rank(known[0]):
-                    named = replace(record, attack=name, observation=observation, seed=seed)
+                    named = replace(record, attack=name, observation=observation, seed=drawn)
                     best[observation, name] = named, needs_no_gradient(run, record.attack)
     return list(best.values())
 
 
-def _rank(record: AttackRecord) -> tuple[int, float]:
+def _rank(record: AttackRecord) -> tuple[int, float, bool]:
     values = [image.leaked for image in record.pictures.values() if image.leaked is not None]
-    return STATUS.get(record.status, 0), mean(values) or 0.0
+    return STATUS.get(record.status, 0), mean(values) or 0.0, record.certified
 
 
 def _attacks(run: RecordedRun) -> dict[str, None]:

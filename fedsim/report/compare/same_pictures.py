@@ -11,7 +11,10 @@ from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 
 Key = tuple[str, str | None]
-"""An image's name and the digest of its numbers: other data may use the same names."""
+"""An image's name and the digest of its numbers: other data may use the same names.
+
+Of a recorded update of one image the name and the record, in place of the digest.
+"""
 
 PICTURES_SHOWN = 6
 RUNS_SHOWN = 8
@@ -104,9 +107,11 @@ def _highest(run: RecordedRun) -> dict[Key, tuple[AttackRecord, ImageRecord]]:
     best: dict[Key, tuple[AttackRecord, ImageRecord]] = {}
     for record in run.attacks:
         for image in record.images:
-            if image.content is None and image.label is None:
-                continue  # without the truth a name is a place in what an attack returned
             key = image.image, image.content
+            if image.content is None and image.label is None:
+                if not run.recorded or record.batch_size > 1:
+                    continue  # without the truth a name is a place in what an attack returned
+                key = image.image, str(run.setting("observation"))
             known = best.get(key)
             if known is None or _rank(image) > _rank(known[1]):
                 best[key] = record, image

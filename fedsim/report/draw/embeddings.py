@@ -35,6 +35,7 @@ class EmbeddingView:
         patches: one for each position of the grid, row by row.
         prefix: those of class and register tokens; may have no rows.
         unknown: what masked positions share, where the model has it.
+        class_token: whether the first of the prefix is the class token; else all are registers.
     """
 
     name: str
@@ -42,6 +43,7 @@ class EmbeddingView:
     grid: tuple[int, int]
     prefix: Float[Tensor, "prefix width"]
     unknown: Float[Tensor, " width"] | None = None
+    class_token: bool = True
 
 
 def project(view: EmbeddingView, dimensions: int, method: str, seed: int = 0) -> Points:
@@ -118,6 +120,7 @@ def _scatter(axes: Any, view: EmbeddingView, points: Points) -> None:
     prefix = len(view.prefix)
     if prefix:
         label = "class token" if prefix == 1 else "class and other prefix tokens"
+        label = label if view.class_token else "prefix tokens"
         axes.scatter(*others[:prefix].T, marker="*", c="#e00000", s=110, label=label, zorder=3)
     if len(others) > prefix:
         axes.scatter(*others[prefix:].T, marker="X", c="black", s=60, label="unknown embedding", zorder=3)

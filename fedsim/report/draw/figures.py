@@ -14,7 +14,7 @@ from fedsim.report.draw.chart_data import Chart, Series, counted, over, spent
 from fedsim.report.draw.png import MARKERS
 from fedsim.report.draw.svg import LIMIT, SERIES, STYLE, SURFACE
 from fedsim.report.thresholds import RECOGNISABLE
-from fedsim.report.wording import decibels, percent
+from fedsim.report.wording import graded, percent
 
 HATCHES = ("", "///", "\\\\\\", "---", "|||", "xxx", "+++", "//////")
 
@@ -74,7 +74,7 @@ def leakage_curve(series: Sequence[Series]) -> Chart | None:
     drawn = svg.markup(
         figure, "leakage", "Mean PSNR of the reconstructions over the training rounds, a line per attack."
     )
-    return Chart(drawn, over("Round", [(line, decibels) for line in series]))
+    return Chart(drawn, over("Round", [(line, graded) for line in series]))
 
 
 @mpl.rc_context(STYLE)
@@ -122,7 +122,7 @@ def search_curve(attack: str, measure: str, values: Sequence[Series], psnr: Sequ
     digest = hashlib.blake2b(attack.encode(), digest_size=4).hexdigest()
     drawn = svg.markup(figure, f"search-{digest}", f"{described} over the steps of {attack}, a line per update.")
     measured = [(Series(f"{measure}, {line.name}", line.points), "{:.4g}".format) for line in values]
-    scored = [(Series(f"PSNR, {line.name}", line.points), decibels) for line in psnr]
+    scored = [(Series(f"PSNR, {line.name}", line.points), graded) for line in psnr]
     return Chart(drawn, over("Step", [*measured, *scored]))
 
 

@@ -98,6 +98,7 @@ class MatrixRow:
         measured: what the defense itself measured in the last round, by name (a mask ratio, of the first seed's
             training; ε of DP-SGD, the largest of all).
         client_failures: how often a client raised in all trainings together.
+        unchanged: rounds of all trainings together that aggregated nothing.
         trainings: by seed; audits: by state.
         counts: over all its attacks that read what was shared, in all states; None where an earlier version counted
             less.
@@ -112,6 +113,7 @@ class MatrixRow:
     train_seconds: float | None = None
     measured: dict[str, float] = field(default_factory=dict)
     client_failures: int = 0
+    unchanged: int = 0
     trainings: dict[str, RowState] = field(default_factory=dict)
     audits: dict[str, RowState] = field(default_factory=dict)
     cells: tuple[MatrixCell, ...] = ()
@@ -344,6 +346,7 @@ def _row(values: Mapping[str, Any]) -> MatrixRow:
     plain = ("name", "settings", "defended", "mismatch", "train_seconds", "measured", "client_failures", "pareto")
     return MatrixRow(
         **{key: values[key] for key in plain},
+        unchanged=values.get("unchanged", 0),
         accuracies=tuple(values["accuracies"]),
         trainings={name: RowState(**stage) for name, stage in values["trainings"].items()},
         audits={name: RowState(**stage) for name, stage in values["audits"].items()},

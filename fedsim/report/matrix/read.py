@@ -14,7 +14,7 @@ from fedsim.report.run.images.counts import Counts, count_images
 from fedsim.report.run.label_attacks import after_labels, labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.records import AttackRecord, ImageRecord
-from fedsim.report.run.summary import client_failures, final_accuracy, mean, right_share
+from fedsim.report.run.summary import client_failures, final_accuracy, mean, right_share, unchanged_rounds
 from fedsim.report.thresholds import EXACT
 from fedsim.storage import json_lines
 from fedsim.storage.json_objects import read_object
@@ -23,8 +23,10 @@ BASELINE = "baseline.json"
 """In an audit's folder: what a guess without any gradient reaches for each picture."""
 
 
-def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, float, dict[str, float], int]:
-    """(final accuracy, seconds of all rounds, what these defenses measured last, how often a client raised)."""
+def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, float, dict[str, float], int, int]:
+    """(final accuracy, seconds of all rounds, what these defenses measured last, how often a client raised, how many
+    rounds aggregated nothing).
+    """
     run = read_run(folder)
     prefixes = tuple(f"{name}_" for name in names)
     last: dict[str, Any] = next(reversed(list(json_lines.rows(folder / "metrics.jsonl"))), {})
@@ -33,7 +35,8 @@ def read_training(folder: Path, names: Iterable[str]) -> tuple[float | None, flo
         for key, value in last.items()
         if prefixes and key.startswith(prefixes) and isinstance(value, int | float) and math.isfinite(value)
     }
-    return final_accuracy(run), sum(run.round_seconds.values()), measured, len(client_failures(run))
+    raised, unchanged = len(client_failures(run)), len(unchanged_rounds(run))
+    return final_accuracy(run), sum(run.round_seconds.values()), measured, raised, unchanged
 
 
 def over_seeds(measured: Sequence[Mapping[str, float]], trainings: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from fedsim.report.thresholds import (
     GUESS_MARGIN,
     RECOGNISABLE,
 )
-from fedsim.report.wording import DASH, below, likeness, percent
+from fedsim.report.wording import DASH, graded, likeness, percent
 
 LEVELS = {
     "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",
@@ -45,7 +45,7 @@ def leakage_text(leakage: float | None) -> str:
         return DASH
     if leakage >= EXACT - 0.05:
         return f"≥ {EXACT:.0f}"
-    return below(leakage, RECOGNISABLE).removesuffix(" dB")
+    return graded(leakage).removesuffix(" dB")
 
 
 def cell_level(cell: MatrixCell) -> str:
@@ -81,7 +81,7 @@ def cell_story(cell: MatrixCell) -> str:
     if cell.rebuilt:
         parts.append(f"{cell.rebuilt} of {cell.pictures} images rebuilt")
     if cell.private_psnr is not None:
-        parts.append(f"mean PSNR of those {cell.private_psnr:.1f} dB")
+        parts.append(f"mean PSNR of those {graded(cell.private_psnr)}")
     if cell.gain is not None:
         parts.append(f"{cell.gain:+.1f} dB against a guess")
     if cell.counts is not None and cell.counts.ended:

@@ -5,8 +5,7 @@ from fedsim.report.run.label_attacks import beside_labels
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 from fedsim.report.run.summary import AttackSummary, psnr_values, summarise_attacks
-from fedsim.report.thresholds import RECOGNISABLE
-from fedsim.report.wording import SEEN, below, count, percent
+from fedsim.report.wording import SEEN, count, graded, percent
 
 
 def attack_lines(run: RecordedRun) -> list[str]:
@@ -34,12 +33,12 @@ def _line(row: AttackSummary, run: RecordedRun, without: tuple[AttackRecord, ...
     parts = [f"{each} of {count(row.observations, 'update')}"]
     if row.mean_leaked is not None:
         found = None if blind else best_baseline(row.attack, run.attacks, without)
-        guess = "" if found is None else f" ({found.name}: {below(found.psnr, RECOGNISABLE)}{_of(found)})"
+        guess = "" if found is None else f" ({found.name}: {graded(found.psnr)}{_of(found)})"
         rebuilt = len(psnr_values(run, row.attack))
         of = f" over {rebuilt:,} of {count(row.pictures, 'image')}" if rebuilt < row.pictures else ""
-        parts.append(f"{below(row.mean_leaked, RECOGNISABLE)} on average{of}{guess}")
+        parts.append(f"{graded(row.mean_leaked)} on average{of}{guess}")
     if row.changed and row.mean_psnr is not None:
-        parts.append(f"{below(row.mean_psnr, RECOGNISABLE)} {SEEN}")
+        parts.append(f"{graded(row.mean_psnr)} {SEEN}")
     if row.label_share is not None:
         parts.append(f"{percent(row.label_share)} of the labels right{beside_labels(run, row.attack)}")
     if row.done and row.mean_leaked is None and row.label_share is None:

@@ -150,6 +150,11 @@ class RecordedRun:
         return tuple(str(key) for key in value) if isinstance(value, Mapping) else ()
 
     @property
+    def recorded(self) -> bool:
+        """Whether what it attacked is a record of an earlier run, without the truth."""
+        return bool(self.setting("data._target_") == "recorded")
+
+    @property
     def changes(self) -> tuple[str, ...]:
         """What may have changed images or updates on a client: its augmentation and its defenses."""
         return (*(("augmentation",) if self.setting("client.augment") else ()), *self.names("defense"))

@@ -48,6 +48,6 @@ def _drawable(lines: Lines) -> Lines:
 
 
 def _name(run: RecordedRun, record: AttackRecord) -> str:
-    if run.kind == "audit" and run.setting("data._target_") != "recorded":  # those are of several rounds
+    if run.kind == "audit" and not run.recorded:  # those are of several rounds
         return f"update {record.client}"
     return f"round {record.number}, client {record.client}"

@@ -206,6 +206,12 @@ def client_failures(run: RecordedRun) -> list[ClientFailure]:
     ]
 
 
+def unchanged_rounds(run: RecordedRun) -> list[int]:
+    """Rounds without an aggregate: accuracy and updates after them are those of the model before."""
+    rounds = [one for one in run.rounds if one.number]
+    return [one.number for one in rounds if any(failure.error == UNCHANGED for failure in one.failures)]
+
+
 def run_times(run: RecordedRun) -> RunTimes:
     seconds = run.round_seconds
     slowest = max(seconds, key=lambda number: seconds[number], default=None)

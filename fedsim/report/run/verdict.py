@@ -21,9 +21,9 @@ from fedsim.report.run.summary import (
     refusals,
     summarise_attacks,
     uncertified,
+    unchanged_rounds,
 )
 from fedsim.report.wording import count, listed, percent
-from fedsim.storage.run_folder import UNCHANGED
 
 REASONS_SHOWN = 3
 
@@ -245,9 +245,8 @@ def _few_test_images(run: RecordedRun) -> list[str]:
 
 
 def _unchanged(run: RecordedRun) -> list[str]:
-    """Rounds without an aggregate: accuracy and updates after them are those of the model before."""
     rounds = [one for one in run.rounds if one.number]
-    lost = [one.number for one in rounds if any(failure.error == UNCHANGED for failure in one.failures)]
+    lost = unchanged_rounds(run)
     if not lost:
         return []
     named = f"{'round' if len(lost) == 1 else 'rounds'} {listed([str(number) for number in lost])}"

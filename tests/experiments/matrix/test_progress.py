@@ -9,6 +9,7 @@ from experiments.matrix.rows import Asked
 from experiments.matrix.units import TRAINING, MatrixRun, UnitEnd
 from fedsim.bounds.robustness import blow_up
 from fedsim.storage import json_lines
+from fedsim.storage.run_folder import UNCHANGED
 
 
 @pytest.fixture
@@ -55,6 +56,12 @@ def test_without_a_theorem_of_every_seed_there_is_none(row):
     assert row(seed(0.5), None).gamma is None, "its training is still to come"
     assert row(seed(0.5), seed(float("inf"))).gamma is None
     assert row(None, None).gamma is None
+
+
+def test_rounds_without_an_aggregate_are_those_of_all_seeds(row):
+    failures = [{"client": None, "error": UNCHANGED}, {"client": 1, "error": "x"}, {"client": 2, "error": "y"}]
+    found = row({"failures": failures}, {"failures": failures[:1]}, {})
+    assert (found.unchanged, found.client_failures) == (2, 2)
 
 
 def test_the_line_of_a_training_has_its_own_accuracy_and_not_the_mean_over_seeds(tmp_path):

@@ -1,11 +1,15 @@
 """What figures and position measures are made of."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 from experiments.measure.drawing import embedding_view
 from experiments.measure.subjects import load_subjects
 from fedsim.metrics.position import position_errors
+from fedsim.models import find_roles
 from tests.experiments.measure.recorded import MJP, NO_PE
 
 IDX = {"mjp_jp_idx": {"_target_": "defenses.MaskedJigsawPuzzle", "ratio": 0.3, "embedding": "indexed"}}
@@ -27,6 +31,14 @@ def test_the_parts_of_a_table(subject):
     assert view.patches.equal(table[-16:])
     assert view.prefix.equal(table[:-16])
     assert view.unknown.equal(parameters["unknown_embed"].detach().double())
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_view_says_whether_there_is_a_class_token(has):
+    size = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 1}
+    model = VisionTransformer(**size, class_token=has, reg_tokens=4, global_pool="avg")
+    view = embedding_view(SimpleNamespace(name="m", model=model, roles=find_roles(model)))
+    assert (len(view.prefix), view.class_token) == (4 + has, has)
 
 
 def test_without_position_embeddings_there_is_nothing_to_show(subject):

@@ -301,6 +301,20 @@ def test_images_that_only_attacks_numbered_are_not_the_same(write_run: Any, reco
     assert same_pictures(runs) == []
 
 
+@pytest.mark.parametrize(("other", "images", "same"), [("r", 1, 1), ("s", 1, 0), ("r", 2, 0)])
+def test_the_image_of_a_recorded_update_is_the_same_under_every_attack(
+    write_run: Any, records: Any, other: str, images: int, same: int
+) -> None:
+    made = {"label": None, "reconstruction": "reconstructions/a.png"}
+    shown = [records.image(None, f"round-00001-client-00000/{k}", **made) for k in range(images)]
+    config = "data: {{_target_: recorded}}\nobservation: {}/observations\n"
+    runs = {
+        name: read_run(write_run([records.attack(1, 0, *shown, scored=False)], config=config.format(of), name=name))
+        for name, of in (("a", "r"), ("b", other))
+    }
+    assert len(same_pictures(runs)) == same
+
+
 def test_the_sweep_page_compares_finished_runs(write_run: Any, records: Any) -> None:
     for number, (defense, psnr) in enumerate([("{}", 80.0), ("{mjp: {}}", 25.0), ("{mjp: {}, fixed_pe: {}}", None)]):
         rows = [records.refusal(1, 0, "withheld")] if psnr is None else [records.attack(1, 0, records.image(psnr))]
@@ -319,6 +333,7 @@ def test_the_sweep_page_compares_finished_runs(write_run: Any, records: Any) -> 
         "1%20%23x/report.html",
         "2%20%23x/report.html",
     }
+    assert "from the files of its runs alone." in text
     assert "4 finished runs; 1 left out because unfinished: &lt;i&gt;stopped" in text
     for words in (
         "mjp + fixed_pe",

@@ -361,6 +361,21 @@ def test_one_exact_image_does_not_outweigh_the_others(run: Any) -> None:
     assert [row[-2] for row in chart.data.rows] == ["10.2 dB"], "and not 21.3 dB, above the line of recognisable ones"
 
 
+def test_a_record_under_several_seeds_holds_its_images_once(write_run: Any, records: Any) -> None:
+    """And each by its best result."""
+    certified, none, runs = {"status": "certified"}, {"status": "none"}, []
+    of = "observation: r/observations\ndata: {_target_: recorded}\ndefense: {noise: {}}\nattack: {patch_gradient: {}}\n"
+    for seed, certificates in enumerate([(none, certified), (certified, certified)]):
+        rows = []
+        for number, one in enumerate(certificates):
+            image = records.image(None, f"round-0000{number}-client-00000/0", label=None, reconstruction="a.png")
+            rows.append(records.attack(number, 0, image, scored=False, certificate=one))
+        runs.append(read_run(write_run(rows, config=f"seed: {seed}\n{of}", name=f"run-{seed}")))
+    (found,) = judge_defenses(runs)
+    assert (found.seeds, found.level) == (2, "broken")
+    assert found.sentence.startswith("2 of 2 images are certified.")
+
+
 def test_a_mean_over_part_of_the_images_says_so(run: Any) -> None:
     """One image of eight at 40 dB read as 40 dB on average, 29 dB above the guess."""
     found = run("{d: {}}", {"a": [40.0]}, guess=11.0)

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,3 +99,10 @@ def test_prefix_tokens_are_named_by_how_many_there_are(tmp_path, monkeypatch, pr
     monkeypatch.setattr(Figure, "legend", lambda figure, handles, labels, **look: named.extend(labels))
     draw_projections([view(prefix=prefix)], "pca", tmp_path / "projection.png")
     assert named == [label, "unknown embedding"]
+
+
+def test_registers_are_no_class_tokens(tmp_path, monkeypatch):
+    named = []
+    monkeypatch.setattr(Figure, "legend", lambda figure, handles, labels, **look: named.extend(labels))
+    draw_projections([replace(view(prefix=4), class_token=False)], "pca", tmp_path / "projection.png")
+    assert named == ["prefix tokens", "unknown embedding"]

@@ -15,11 +15,11 @@ from fedsim.report.matrix.figures import Point, privacy_utility_svg
 
 
 def test_a_curve_as_a_table() -> None:
-    lines = [Series("a", [(1.0, 300.0), (3.0, 12.25)]), Series("b", [(2.0, 20.0)])]
+    lines = [Series("a", [(1.0, 300.0), (3.0, 12.25), (4.0, 29.98)]), Series("b", [(2.0, 20.0)])]
     chart = figures.leakage_curve(lines)
     assert chart is not None
     assert chart.data.columns == ("Round", "a", "b")
-    assert chart.data.rows == (("1", "exact", "–"), ("2", "–", "20.0 dB"), ("3", "12.2 dB", "–"))
+    assert chart.data.rows == (("1", "exact", "–"), ("2", "–", "20.0 dB"), ("3", "12.2 dB", "–"), ("4", "29.9 dB", "–"))
     accuracy = figures.accuracy_curve([Series("accuracy", [(0.0, 0.1), (5.0, 0.755)])])
     assert accuracy is not None
     assert accuracy.data.rows == (("0", "10.0 %"), ("5", "75.5 %"))
@@ -34,11 +34,11 @@ def test_long_tables_are_thinned_out_evenly() -> None:
 
 
 def test_a_search_as_a_table() -> None:
-    objective, psnr = [(1.0, 0.5), (10000.0, 1e-7)], [(1.0, 9.0), (50.0, 11.0)]
+    objective, psnr = [(1.0, 0.5), (10000.0, 1e-7)], [(1.0, 9.0), (50.0, 19.98)]
     chart = figures.search_curve("dlg", "objective", [Series("update 0", objective)], [Series("update 0", psnr)])
     assert chart is not None
     assert chart.data.columns == ("Step", "objective, update 0", "PSNR, update 0")
-    assert chart.data.rows == (("1", "0.5", "9.0 dB"), ("50", "–", "11.0 dB"), ("10,000", "1e-07", "–"))
+    assert chart.data.rows == (("1", "0.5", "9.0 dB"), ("50", "–", "19.9 dB"), ("10,000", "1e-07", "–"))
 
 
 def test_an_axis_says_where_what_is_above_its_end_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.files import COLUMNS, build_matrix_report, write_matrix
-from fedsim.report.matrix.wording import cell_level, leakage_level, strongest_level
+from fedsim.report.matrix.wording import cell_level, cell_story, leakage_level, leakage_text, strongest_level
 from fedsim.report.run.images.counts import Counts
 from fedsim.report.thresholds import EXACT
 
@@ -53,6 +53,13 @@ def test_a_mean_at_the_guess_that_hides_a_recognisable_image_is_never_more_than_
     assert (cell_level(none), strongest_level(replace(row, cells=(none,)), "initial")) == ("guess", "guess")
 
 
+@pytest.mark.parametrize("bar", [20.0, 30.0, 40.0])
+def test_a_square_is_not_rounded_up_to_what_its_colour_denies(bar):
+    assert [leakage_text(value) for value in (bar - 0.03, bar)] == [f"{bar - 0.1}", f"{bar}"]
+    cell = MatrixCell("a", "initial", "done", rebuilt=1, pictures=1, leakage=bar - 0.03, private_psnr=bar - 0.03)
+    assert f"mean PSNR of those {bar - 0.1} dB" in cell_story(cell)
+
+
 def small_matrix(name="m", evil=""):
     def row(defense, accuracy, leakage, batch=1, **values):
         done = {"done": 1, "pictures": batch, "rebuilt": batch, "recognised": float(leakage >= 20), "seconds": 0.1}
@@ -72,6 +79,7 @@ def small_matrix(name="m", evil=""):
             accuracies=(accuracy,),
             train_seconds=2.0,
             client_failures=1,
+            unchanged=2,
             cells=cells,
             counts=counts,
             **told,
@@ -150,6 +158,7 @@ def test_the_page_shows_numbers_reasons_and_every_name(tmp_path):
     assert "the model; one image" in told
     assert "1 of 1 recognisable, without the update 0 of 1, 0 certified" in told
     assert "2, each 50.0 % of all" in told
+    assert "1 client failure; nothing aggregated in 2 rounds" in told
     assert "safe" not in told[told.index("fedsim · ") : told.index("The numbers are in")]
     drawn = "".join(parsed.text)[told.index("Privacy") :]
     assert all(name in drawn for name in ("none", "noise", "worse", "mixup"))
@@ -283,11 +292,24 @@ def test_the_summary_says_what_the_model_saw(tmp_path):
     assert "no attack is better than the guess" not in page
 
 
+@pytest.mark.parametrize(
+    ("recognised", "level", "more"), [(0.0, "guess", ""), (0.125, "traces", "; one makes images recognisable")]
+)
+def test_the_strongest_says_what_its_colour_does(tmp_path, recognised, level, more):
+    """Seven images at 11 dB and one at 24, whose guess has 13."""
+    values = {"done": 8, "pictures": 8, "rebuilt": 8, "leakage": 12.6, "baseline": 13.0, "recognised": recognised}
+    row = MatrixRow("none", cells=(MatrixCell("x", "initial", "done", **values),), audits={"initial": RowState("done")})
+    write_matrix(Matrix("m", (), (MatrixColumn("x", "", ""),), ("initial",), (row,), 100), tmp_path)
+    page = build_matrix_report(tmp_path).read_text(encoding="utf-8")
+    told = f"no attack is better than the guess on average{more}"
+    assert re.findall(r'<td class="sum (level-[a-z]+)"[^>]* title="([^"]*)"', page) == [(f"level-{level}", told)]
+
+
 def test_the_file_of_an_earlier_version_is_read_and_says_that_it_has_to_be_counted_anew(tmp_path):
     write_matrix(small_matrix(), tmp_path)
     content = json.loads((tmp_path / "matrix.json").read_text())
     for row in content["rows"]:
-        del row["counts"], row["level"]
+        del row["counts"], row["level"], row["unchanged"]
         for cell in row["cells"]:
             del cell["counts"]
             cell["as_seen"] = None

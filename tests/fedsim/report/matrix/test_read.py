@@ -132,7 +132,7 @@ def test_what_a_training_left(write_run):
         {"round": 2, "accuracy": 0.5, "mjp_ratio": 0.1, "mjpx": 1, "loss": 2.0},
     ]
     folder = write_run(rounds=rounds)
-    assert read_training(folder, ["mjp"]) == (0.5, 6.0, {"mjp_ratio": 0.1}, 1)
+    assert read_training(folder, ["mjp"]) == (0.5, 6.0, {"mjp_ratio": 0.1}, 1, 1)
     assert read_training(folder, [])[2] == {}
 
 

@@ -106,6 +106,7 @@ def test_the_page_quotes_names_and_holds_its_figures(tmp_path):
     assert "A &lt;figure&gt;" in page
     assert page.count("data:image/png;base64,") == 1
     assert "outside" not in page
+    assert "from the files in this folder alone." in page
     assert "jigsawed pictures: &lt;none&gt;" in page
     assert page.index('aria-label="What was found"') < page.index("<h2>")
     markdown = (tmp_path / "measures.md").read_text()

@@ -67,6 +67,11 @@ def test_what_stays_below_the_bar_is_not_rounded_up_to_it(write_run: Any, record
     image = records.image(19.98, "i/0", guess_psnr=19.97)
     (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)])))
     assert line.endswith("; 19.9 dB on average (the mean of public images: 19.9 dB)")
+    image = records.image(39.98, "i/0", private_psnr=14.98, guess_psnr=29.98)
+    (line,) = attack_lines(read_run(write_run([records.attack(1, 0, image, label_share=None)], name="changed")))
+    assert line.endswith(
+        "; 14.9 dB on average (the mean of public images: 29.9 dB); 39.9 dB against what the model saw"
+    )
 
 
 def test_a_set_of_classes_is_held_against_a_guess_of_as_many(write_run: Any, records: Any) -> None:

@@ -108,13 +108,16 @@ def test_an_image_that_is_nearly_grey_is_badged_as_it_is_counted(
     assert pair.image.recognisable == (likeness != "no better than a guess")
 
 
-def test_a_figure_is_not_rounded_up_to_what_its_badge_denies(write_run: Any, records: Any, picture: Any) -> None:
+@pytest.mark.parametrize("bar", [20.0, 30.0])
+def test_a_figure_is_not_rounded_up_to_what_its_badge_denies(
+    write_run: Any, records: Any, picture: Any, bar: float
+) -> None:
     folder = write_run()
-    image = records.image(19.97, guess_psnr=8.0, reconstruction=picture(folder))
+    image = records.image(bar - 0.03, guess_psnr=8.0, reconstruction=picture(folder))
     (folder / "attacks.jsonl").write_text(json.dumps(records.attack(1, 0, image)) + "\n")
     page = build_report(folder).read_text(encoding="utf-8")
-    assert page.count("19.9 dB") >= 3  # a card above, the table and below the image
-    assert "20.0 dB" not in page
+    assert page.count(f"{bar - 0.1} dB") >= 4  # the verdict, a card above, the table and below the image
+    assert f"{bar} dB" not in page
 
 
 def test_labels_and_an_order_are_named_where_they_are_known(write_run: Any, records: Any, picture: Any) -> None:

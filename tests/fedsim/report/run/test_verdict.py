@@ -317,6 +317,12 @@ def test_what_the_model_saw_is_recognisable_from_where_anything_is(
     assert (row.as_seen, row.recognised, row.success[20.0], row.seen_success[20.0]) == (6, 1.0, 0.0, 1.0)
 
 
+def test_what_the_model_saw_is_not_rounded_up(write_run: Any, records: Any) -> None:
+    image = records.image(29.97, private_psnr=19.97, private_ssim=0.1, guess_psnr=10.0)
+    found = verdict(read_run(write_run([records.attack(1, 0, image, certificate={})])))
+    assert "29.9 dB on average against what it saw, 19.9 dB against the client's own." in found.sentence
+
+
 def test_what_the_model_saw_is_held_against_its_own_guess(write_run: Any, records: Any) -> None:
     """A defense that leaves nearly grey images: grey is as good, as far as the model's own view goes."""
     values = {"private_psnr": 8.5, "private_ssim": 0.1, "guess_psnr": 10.0, "seen_guess_psnr": 30.0}
