@@ -49,7 +49,7 @@ class Problem:
         terms: the priors' terms by name, with the prior that weighs each.
         ordered: whether the labels can stay as they are given. Where several local batches are simulated, which label
             was in which is not known, and each restart but the first draws an order of its own; those of
-            L-BFGS and GGL keep the first's.
+            L-BFGS and GGL keep the first's, and second order searches with some orders one after the other.
         later: of the same images, from other rounds.
         start: [B,C,H,W] in [0, 1] where a search starts, in place of its own starts.
     """

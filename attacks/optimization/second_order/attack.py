@@ -106,7 +106,7 @@ class GaussNewton(GradientMatching):
         if len(ways) > 1:
             raise NotApplicable(f"rounds are solved together in one way: here by {' and '.join(sorted(ways))}")
         labels = _named_most(problems)
-        first, *later = [replace(one, labels=labels) for one in problems]
+        first, *later = [replace(one, labels=labels, ordered=one.ordered or len(problems) > 1) for one in problems]
         assert isinstance(self.search, LevenbergMarquardt)
         start, trace = None, tuple[dict[str, float], ...]()
         for few in _parts(len(problems)):

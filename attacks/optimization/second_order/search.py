@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.second_order.coordinates import first_order
 from attacks.optimization.second_order.ends import End, agreement, best_of
+from attacks.optimization.second_order.label_orders import label_orders
 from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, LMState, take_step
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.products import MatrixFree
@@ -96,8 +97,20 @@ class LevenbergMarquardt(Search):
         found = []
         for index, (problem, rng) in enumerate(zip(task.problems, rngs, strict=True)):
             part = task if len(task.problems) == 1 else task.part(f"victim-{index}")
-            found.append(_VictimSearch(self, part, problem, rng).run())
+            found.append(self._of(part, problem, rng))
         return found
+
+    def _of(self, task: SearchTask, problem: Problem, rng: torch.Generator) -> BestCandidate:
+        """Of the orders in which labels may have been in local batches, the one that explains best what was shared."""
+        if problem.ordered or problem.start is not None or problem.labels is None:
+            return _VictimSearch(self, task, problem, rng).run()
+        found: list[BestCandidate] = []
+        orders = label_orders(problem.labels, problem.observation.protocol.batch_size, rng)
+        for number, labels in enumerate(orders):
+            found.append(_VictimSearch(self, task.part(f"order-{number}"), replace(problem, labels=labels), rng).run())
+            if found[-1].values["explained"]:
+                break
+        return min(found, key=lambda one: one.values["objective"])
 
 
 class _VictimSearch:

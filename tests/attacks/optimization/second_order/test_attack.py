@@ -11,6 +11,7 @@ import fedsim
 from attacks.base import Reconstruction
 from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.second_order.label_orders import MAX_ORDERS, label_orders
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.session import Session
 from defenses import GradientNoise, LeakageGate, TopK, Withhold
@@ -177,6 +178,28 @@ def test_ends_that_disagree_draw_the_result_to_the_mean_and_the_right_one_stays(
     assert 0.0 < found.certificate.values["trust"] < 0.99
     apart = (found.images.double() - public.mean).norm()
     assert float(apart) < float((right.images.double() - public.mean).norm())
+
+
+def test_labels_of_local_batches_are_searched_in_other_orders_than_the_sorted(model, images):
+    """Only the client knows which image it trained on first."""
+    protocol = {"share": "delta", "local_epochs": 1, "batch_size": 1, "lr": 0.1}
+    labels = torch.tensor([1, 4])
+    seen = [fedsim.observe(model.double(), images[:2], labels, seed=seed, **protocol) for seed in (0, 1)]
+    found = [solved(one, starts=["mean"]) for one in seen]
+    assert {tuple(result.labels.tolist()) for result in found} == {(1, 4), (4, 1)}
+    for result in found:
+        assert result.certificate.values["explained"] == 1.0
+        in_order = images[:2] if result.labels.tolist() == [1, 4] else images[:2].flip(0)
+        assert psnr(result.images, in_order) > 60
+
+
+def test_orders_of_labels_differ_in_what_a_batch_holds(rng):
+    assert len(label_orders(torch.tensor([1, 4, 4]), 3, rng)) == 1
+    found = [order.tolist() for order in label_orders(torch.tensor([1, 4, 4]), 1, rng)]
+    assert found[0] == [1, 4, 4]
+    assert sorted(found) == [[1, 4, 4], [4, 1, 4], [4, 4, 1]]
+    assert len(label_orders(torch.arange(6), 2, rng)) == MAX_ORDERS
+    assert len(label_orders(torch.zeros(40, dtype=torch.long), 1, rng)) == 1
 
 
 @pytest.mark.parametrize("limit", [None, 0.3])
