@@ -23,6 +23,14 @@ def test_each_file_declares_it(path):
     assert all(words == words.strip() and "," not in words for words in known)
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_smoothness_is_named_where_it_is_taken_for_granted(path):
+    text = path.read_text()
+    (settings,) = yaml.safe_load(text).values()
+    if "priors.TotalVariation" in text or path.stem == "row_space":
+        assert any("images are smooth" in words for words in read_knowledge("attack.x", settings))
+
+
 def test_an_attack_is_built_with_it_and_without():
     settings = {"_target_": "attacks.analytic.PatchGradient", "levels": None}
     for declared in ({}, {"knows": ["the model"]}):

@@ -107,6 +107,15 @@ def test_an_attack_s_figures_are_the_matrix_s(attack):
             check_figures(item, ROWS.get(named[1], (named[1],)), attack)
 
 
+@pytest.mark.parametrize("attack", ["ggl", "gias", "gifd", "lti"])
+def test_a_learned_prior_s_figures_are_those_that_its_study_printed(attack):
+    pages = [(DOCS / "results" / f"priors_{name}.md").read_text(encoding="utf-8") for name in ("batches", "defended")]
+    printed = {f"{float(mean):.1f}" for page in pages for mean in re.findall(r"\| ([\d.]+) ±", page)}
+    page = DOCS / "attacks" / f"{attack}.md"
+    for item in (item for key in ("stopped_by", "not_stopped_by") for item in items(page, key)):
+        assert set(re.findall(r"\b[1-9]\d*\.\d\b", item)) <= printed, item
+
+
 def test_what_follows_from_a_matrix_follows_from_all_of_its_rows():
     """Its page was made of several calls: strongest cells, the row's leakage and the front are of the whole."""
     with (DOCS / "results" / "matrix_second_order.csv").open(encoding="utf-8", newline="") as file:

@@ -79,7 +79,7 @@ def judge(values: dict[str, float], batch: int, identity: str) -> Certificate:
     expected = values.get("expected_psnr", -math.inf)
     reason = ""
     if tokens > width:
-        reason = f"{mixed}{tokens} patch tokens > width {width}: the minimum-norm solution"
+        reason = f"{mixed}{tokens} patch tokens > width {width}: one solution of many"
     elif tokens == width:
         reason = f"{mixed}{tokens} patch tokens = width {width}: no equation is left to test the solution by"
     elif values["residual"] > MAX_RESIDUAL:

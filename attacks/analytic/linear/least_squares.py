@@ -47,12 +47,13 @@ def solve_patches(
     """Solve ∂L/∂W_p = Gᵀ X for the patches X in float64.
 
     Exact for one image when the gradient of every position embedding is shared and `tokens <= width`;
-    otherwise the minimum-norm solution. By a thin SVD, never by normal equations.
+    otherwise the solution of least Σ_n ‖G_n‖² ‖x_n‖², without `equilibrate` of least norm. By a thin SVD, never by
+    normal equations.
 
     Args:
         rcond: singular values below rcond·largest are dropped; None chooses by generalised cross-validation.
-        equilibrate: scale the rows of G to unit norm first. Without effect on an exact solution; under noise
-            it keeps tokens with small gradients from being cut away first.
+        equilibrate: scale the rows of G to unit norm first. Without effect where the solution is the only one; under
+            noise it keeps tokens with small gradients from being cut away first.
         weigh: weigh the equations by their noise where the residual says that it is not the same in all. A
             float32 client rounds its sum ∂L/∂W_p[j] = Σ_n G[n, j] p_n by an error in proportion to ‖G[:, j]‖;
             added noise, and the rounding of a weight delta, are the same in every equation.

@@ -23,7 +23,8 @@ class Objective(ABC):
 
     Args:
         layer_weights: weight by parameter name or pattern (`blocks.0.*`), the first that fits, 1 elsewhere; 0 leaves
-            a tensor out. The weight multiplies the tensor's share of every inner product.
+            a tensor out. The weight multiplies the tensor's term of a sum over tensors, and where tensors are compared
+            as one vector (squared L2 and cosines over all) its share of every inner product.
         mask_zeros: compare only where the shared gradient is not zero, for updates that were pruned.
     """
 

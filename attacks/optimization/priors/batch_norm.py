@@ -31,7 +31,7 @@ class BatchNormStatistics(Prior):
             2021, R_BN). `network`: a separate convolutional network (Hatamizadeh et al. 2022, GradViT: a
             self-supervised ResNet-50), for victims without BatchNorm.
         network: settings of that network as of a model: `name`, and `pretrained` or `checkpoint`.
-        first_layer_factor: factor on the layer that runs first (10 in GradInversion).
+        first_layer_factor: factor on the layer that runs first (10 in DeepInversion's code).
         resize: side in pixels to which pictures are scaled for the network; None: as they are.
     """
 

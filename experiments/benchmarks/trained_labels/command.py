@@ -30,7 +30,7 @@ LOCAL_AT = (400,)
 CLASSES = 10
 DEFAULT = "`labels` above 8 images: class_moments or bias_prior, by the misfit"
 DEFAULT_ABOVE = 8
-"""Up to so many images `labels` has another rule, whose figures these are not."""
+"""Up to so many images `labels` asks for a certificate first: these are not its figures there."""
 SIMULATED = "class_moments, with simulated clients"
 Entry = dict[str, Any]
 
@@ -198,7 +198,8 @@ def page(entries: list[Entry], batches: int, lr: float) -> str:
         "CIFAR-10 (32 px, patches of 4), trained by SGD with momentum on batches of 32 of the private images; the "
         "attacked batches are random draws of these, so that the model has been trained on them. Public images are of "
         "no client, with their labels unless a row says otherwise. `no gradient` draws labels like the public images'. "
-        f"A dash: up to {DEFAULT_ABOVE} images `labels` has another rule.",
+        f"A dash: up to {DEFAULT_ABOVE} images `labels` asks for a certificate first, and takes this rule only where "
+        "none is granted.",
         f"`python -m experiments.benchmarks.trained_labels --cifar10 DIR --out DIR --batches {batches}`, {day}, "
         f"{code_and_machine('cpu')}.",
     ]

@@ -37,6 +37,16 @@ def test_agrees_with_numpys_least_squares(tokens, width):
     assert solution.residual == pytest.approx(expected_residual, abs=1e-12)
 
 
+@pytest.mark.parametrize(("equilibrate", "expected"), [(False, (1.0, 2.0)), (True, (2.5, 1.25))])
+def test_of_many_solutions_equilibration_takes_the_least_weighed_by_the_gradients(equilibrate, expected):
+    G, A = torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.tensor([[5.0]], dtype=torch.float64)
+    weights = G.norm(dim=1) if equilibrate else torch.ones(2, dtype=torch.float64)
+    oracle = torch.linalg.pinv((G / weights[:, None]).T) @ A / weights[:, None]
+    found = solve_patches(G, A, rcond=0.0, equilibrate=equilibrate, weigh=False).patches
+    torch.testing.assert_close(found, oracle)
+    torch.testing.assert_close(found.flatten(), torch.tensor(expected, dtype=torch.float64))
+
+
 def test_equilibration_lowers_the_condition_number():
     G, X, _ = system(8, 20)
     G = G * torch.logspace(-3, 3, 8, dtype=torch.float64)[:, None]

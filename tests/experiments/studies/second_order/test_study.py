@@ -92,6 +92,8 @@ def test_what_unlike_devices_took_is_not_averaged():
         for code, place in (("a", "2 CPU cores"), ("b", "2 CPU cores"))
     ]
     assert second_order.cell(done)["seconds"] == 2.0
+    done[0]["by"] = "a on 9 CPU cores"
+    assert second_order.cell(done)["seconds"] == 2.0
     done[0]["by"] = "a on NVIDIA H100"
     row = second_order.cell(done)
     assert (row["seconds"], row["cpu_seconds"], row["peak_gib"], row["done"]) == (None, None, None, 2)
