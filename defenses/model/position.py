@@ -34,7 +34,7 @@ class FixedPositionEmbedding(Defense):
         self.kind = kind
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Withholds(),)
+        return (Withholds(frozen=True),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         embedding, roles = _position_embedding(model, "fixed_pe")
