@@ -193,9 +193,14 @@ def _can_be_weighed(observation: Observation) -> bool:
 
 
 def _hides(effect: effects.Effect, observation: Observation) -> bool:
-    """Whether it rounds each number by a step of its own, or scales parts of the update by factors that do not show."""
+    """Whether it rounds each number by a step of its own, or scales parts of the update by factors that do not show.
+
+    Or the client's model has tensors of its own, which the server does not know.
+    """
     if isinstance(effect, effects.Quantises):
         return effect.per == "coordinate"
+    if isinstance(effect, effects.Withholds):
+        return effect.kept
     if not isinstance(effect, effects.Clips):
         return False
     return observation.summed > 1 or (effect.per != "step" and not clips_whole(effect, observation))

@@ -90,12 +90,15 @@ class ClientRuntime:
         return self._personal[1]
 
     @cached_property
-    def _personal(self) -> tuple[nn.Module, State]:
+    def _personal(self) -> tuple[nn.Module, State, State]:
+        """The model, what each client keeps of its own, and the buffers that no state holds, as they were built."""
         architecture = self._architecture(self.defenses)
         model = architecture.build()
         names = architecture.finetune.personalise(model, architecture.seed)
         model = model.to(self.device)
-        return model, {name: model.get_parameter(name).detach().clone() for name in sorted(names)}
+        own = {name: model.get_parameter(name).detach().clone() for name in sorted(names)}
+        held = model.state_dict().keys()
+        return model, own, {name: b.clone() for name, b in model.named_buffers() if name not in held}
 
     def _chain(self) -> DefenseChain:
         """The defenses as nobody has used them."""
@@ -154,6 +157,8 @@ class ClientRuntime:
     def load(self, state: State, own: State | None = None) -> None:
         """Put the global state into the model, in place, and what the client has kept of its own.
 
+        Buffers that no state holds are as they were built: nothing passes from one client to the next.
+
         Raises:
             KeyError: the state lacks a tensor of this model's.
         """
@@ -161,6 +166,8 @@ class ClientRuntime:
         names = [name for name in self._tensors if name in state or name not in self._resting]
         with torch.no_grad():
             torch._foreach_copy_([self._tensors[name] for name in names], [state[name] for name in names])
+            for name, buffer in self._personal[2].items():
+                self.model.get_buffer(name).copy_(buffer)
 
     def kept(self) -> State:
         """What the client whose turn ends keeps of its own."""

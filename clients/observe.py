@@ -13,6 +13,7 @@ from clients.precision import check_precision
 from defenses.base import Plan
 from defenses.named import Named, chain_of
 from fedsim.data.tensors import TensorImages
+from fedsim.effects import SumsClients
 from fedsim.errors import ConfigError
 from fedsim.models import architecture_seed, own_architecture, training_mode_of
 from fedsim.observation import Observation
@@ -120,6 +121,10 @@ def observe(
     check_accumulation(settings, runtime.model, chain)
     check_precision(settings.precision, runtime.model)
     chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses, architecture.image_shape))
+    for name, one in chain.defenses.items():
+        if any(isinstance(effect, SumsClients) for effect in one.effects()):
+            expected = "left out: the server sees no single client's update behind it; fedsim.audit sums over several"
+            raise ConfigError("defense", name, expected)
     whole = runtime.model.state_dict()
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in whole.items() if name not in runtime.own}
     try:

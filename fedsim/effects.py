@@ -201,9 +201,22 @@ class PrunesFeatures(Effect):
 
 @dataclass(frozen=True)
 class Withholds(Effect):
-    """Tensors are not shared, or have no gradient; the others are what they were."""
+    """Tensors are not shared, or have no gradient; the others are what they were.
 
+    Attributes:
+        frozen: they have no gradient, and are in no norm.
+        kept: the client keeps what it trained of them: from its second round on its model is not the server's.
+    """
+
+    frozen: bool = False
+    kept: bool = False
     KEEPS = ("images", "gradient", "equations", "head")
+
+    def keeps(self, part: Part) -> bool:
+        return super().keeps(part) and not (part == "gradient" and self.kept)
+
+    def at(self, server_round: int) -> Self:
+        return replace(self, kept=False) if self.kept and server_round <= 1 else self
 
 
 @dataclass(frozen=True)

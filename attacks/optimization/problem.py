@@ -147,10 +147,11 @@ def gradient_norm(observation: Observation, choice: str) -> float | None:
 
 def _clips_unshared(observation: Observation, choice: str) -> bool:
     """Whether a defense clips one gradient, or a change that is simulated, before another withholds tensors of it."""
-    if choice == "surrogate" or observation.effect(Withholds) is None:
-        return False
     effects = observation.effects
-    before = effects[: next(place for place, effect in enumerate(effects) if isinstance(effect, Withholds))]
+    places = [place for place, one in enumerate(effects) if isinstance(one, Withholds) and not one.frozen]
+    if choice == "surrogate" or not places:
+        return False
+    before = effects[: places[0]]
     clips = [effect for effect in effects if isinstance(effect, Clips) and clips_whole(effect, observation)]
     return any(clip.per == "example" or clip in before for clip in clips)
 

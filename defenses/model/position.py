@@ -34,7 +34,7 @@ class FixedPositionEmbedding(Defense):
         self.kind = kind
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Withholds(),)
+        return (Withholds(frozen=True),)
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         embedding, roles = _position_embedding(model, "fixed_pe")
@@ -75,17 +75,22 @@ class WithholdPositionEmbedding(Defense):
 class NoPositionEmbedding(Defense):
     """A model that adds no position embedding: the order of the patches is lost on it, and on the server.
 
-    The parameter is replaced by zeros that are neither parameter nor part of the state dict, since not every
-    timm model can do without the attribute.
+    It stays where the model has rotary or relative positions besides (EVA02, Swin, ConViT). The parameter is replaced
+    by zeros that are neither parameter nor part of the state dict, since not every timm model can do without the
+    attribute.
     """
 
     repeatable = True
 
+    def __init__(self) -> None:
+        self._forgets = True
+
     def effects(self) -> tuple[Effect, ...]:
-        return (ForgetsPositions(),)
+        return (ForgetsPositions(),) if self._forgets else ()
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         embedding, roles = _position_embedding(model, "no_pe")
+        self._forgets = not (roles.rotary or roles.relative)
         assert roles.pos_embed is not None
         owner, _, attribute = roles.pos_embed.rpartition(".")
         module = model.get_submodule(owner)

@@ -47,7 +47,7 @@ class Withhold(Defense):
         return self.mode != "local"
 
     def effects(self) -> tuple[Effect, ...]:
-        return (Withholds(),)
+        return (Withholds(frozen=self.mode == "frozen", kept=self.mode == "local"),)
 
     def check(self, plan: Plan) -> None:
         """Raises ConfigError for `local` where nothing is trained, and where a later defense changes what is named."""

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import PIL.Image
 import torch
 from torch import Tensor
@@ -136,8 +135,7 @@ def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
     else:
         if not isinstance(image, PIL.Image.Image):
             raise ConfigError(f"dataset[{place}]", type(image).__name__, "an image of PIL or a tensor")
-        eight_bits = image.mode == "I" and np.asarray(image).max() <= 255  # in 32, as of a tensor
-        picture = upright_rgb(image.convert("L") if eight_bits else image)
+        picture = upright_rgb(image)
         if shape[0] == 1:
             picture = picture.convert("L")
         if picture.size != (shape[2], shape[1]):

@@ -21,7 +21,7 @@ def decode(content: str | bytes, size: int) -> UInt8[Tensor, "3 {size} {size}"]:
     """Read a picture (a path, or the file's bytes) as RGB, upright, `size` pixels square.
 
     Where the size differs, the shorter side is resized to `size` (bicubic, antialiased) and the centre cut out.
-    Transparency is dropped, 16-bit grey keeps its upper byte.
+    Transparency is dropped, 16-bit grey keeps its upper byte, 8 bits in a picture of 32 stay.
 
     Raises:
         one of `UNREADABLE`: the content is no whole picture.
@@ -84,8 +84,10 @@ class ImageCache:
 
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Without transparency; 16-bit grey keeps its upper byte."""
+    """Without transparency; 16-bit grey keeps its upper byte, 8 bits in a picture of 32 stay."""
     image = PIL.ImageOps.exif_transpose(image)
+    if image.mode == "I" and np.asarray(image).max() <= 255:
+        image = image.convert("L")
     if image.mode.startswith("I"):
         # Pillow would clip 16 bits at 255: nearly everything white.
         upper_byte = np.asarray(image).astype(np.int64) >> 8

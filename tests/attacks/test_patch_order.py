@@ -57,3 +57,14 @@ def test_an_image_of_which_the_model_forgets_the_order_is_its_mean_over_orders()
     assert not result.certified
     errors = [float((guess - digits[3:4]).square().mean()) for guess in (result.images, seen.image_prior.mean[None])]
     assert errors[0] < 1.3 * errors[1], "no patch is put where public images never have it"
+
+
+def test_an_image_whose_order_rotary_positions_tell_stays_as_it_was_found(monkeypatch):
+    def spread(*given):
+        pytest.fail("it is no mean over orders")
+
+    monkeypatch.setattr("attacks.optimization.second_order.attack.expected_image", spread)
+    small = {"depth": 1, "embed_dim": 16, "num_heads": 2}
+    vit = Architecture(ModelSpec("vit_small_patch16_rope_ape_224", 5, 8, 4, kwargs=small), (), 0).build()
+    seen = fedsim.observe(vit, torch.rand(1, 3, 8, 8), [3], defense=["no_pe"])
+    assert fedsim.attack("gauss_newton", seen, steps=1, starts=["mean"], frames=0).status == "done"

@@ -1,13 +1,15 @@
 """BatchNorm's running statistics leave the client beside its update, and what they tell."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from clients.app import ClientRuntime
-from defenses.base import ClientRound
+from defenses.base import ClientRound, DefenseChain
 from fedsim.metrics.accuracy import mean_softmax
-from fedsim.models import Architecture, architecture_seed, find_roles
+from fedsim.models import Architecture, architecture_seed, find_roles, own_architecture
 from fedsim.observation import Observation
 from fedsim.settings.composition import build_data, build_spec
 from fedsim.storage.observation_files import load_observation, save_observation
@@ -143,3 +145,31 @@ def test_withheld_running_statistics_are_not_sent(share, mode, runtime):
         client.defenses.begin(ClientRound(2, 4, memory, client.model))
         assert torch.equal(client.model.state_dict()[MEAN], memory[f"withhold/{MEAN}"])
         assert not torch.equal(start[MEAN], memory[f"withhold/{MEAN}"])
+
+
+class Remembering(torch.nn.Module):
+    """What it has seen moves its output, and no state holds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(192, 10)
+        self.register_buffer("seen", torch.zeros(192), persistent=False)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        self.seen = self.seen + x.detach().mean(0)
+        return self.head(x + self.seen)
+
+
+def test_what_no_state_holds_passes_from_no_client_to_the_next(runtime):
+    own = own_architecture(Remembering(), (3, 8, 8))
+    configured = runtime("client.share=delta", "client.local_steps=2")
+    client = ClientRuntime(configured.config, configured.data, replace(own, wrappers=(DefenseChain(),)))
+    state = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+
+    def answer(position):
+        return client.answer(client.data.train.subset([position]), state, position).update.tensors["head.weight"]
+
+    first, other, again = answer(0), answer(1), answer(0)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

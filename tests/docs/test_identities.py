@@ -11,15 +11,16 @@ from omegaconf import OmegaConf
 from fedsim.settings.components import check_settings
 
 PAGES = Path(__file__).parents[2] / "docs" / "defenses"
-SETTING = re.compile(r"^identity: (\w+=[\w.+-]+)", re.MULTILINE)
-IDENTITIES = {page.stem: found.group(1) for page in PAGES.glob("*.md") if (found := SETTING.search(page.read_text()))}
+LINE = re.compile(r"^identity: (\w+=[\w.+-]+.*)", re.MULTILINE)
+LINES = {page.stem: found.group(1) for page in PAGES.glob("*.md") if (found := LINE.search(page.read_text()))}
+IDENTITIES = {name: re.findall(r"\w+=[\w.+-]+", line) for name, line in LINES.items()}
 
 
 @pytest.mark.parametrize("name", sorted(IDENTITIES))
 def test_the_identity_of_a_page_is_taken_on_the_command_line(name):
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base=None):
-        config = compose("audit", [f"defense=[{name}]", f"defense.{name}.{IDENTITIES[name]}"])
+        config = compose("audit", [f"defense=[{name}]", *(f"defense.{name}.{one}" for one in IDENTITIES[name])])
     settings = OmegaConf.to_container(config.defense, resolve=True)
     check_settings(f"defense.{name}", settings[name])
 

@@ -15,7 +15,7 @@ from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
-from fedsim.effects import ForgetsPositions, PrunesFeatures, SamplesFeatures, Unpublished
+from fedsim.effects import ForgetsPositions, PrunesFeatures, SamplesFeatures, Unpublished, Withholds
 from fedsim.errors import NotApplicable, require
 from fedsim.history import History
 from fedsim.models.roles import find_roles
@@ -89,7 +89,8 @@ class GaussNewton(GradientMatching):
 
         Many rounds go on from the image of the first few, which is near and cost little. Labels are those that most
         rounds name. Certified is what the first round alone certifies. What leaves more of the rounds than their errors
-        do says so: rounds of different images have no image in common. Rounds that tell nothing are left out.
+        do says so: rounds of different images have no image in common. Rounds that tell nothing are left out, and those
+        of a model that the client has trained on for itself where there are others.
 
         Raises:
             NotApplicable: the model saw other images in each round.
@@ -102,6 +103,7 @@ class GaussNewton(GradientMatching):
         each = history.each(lambda observation: self._problem(observation, rng, device))
         problems = [one for one in each if one is not None]
         problems = [one for one in problems if any(bool(t.any()) for t in one.target.values())] or problems
+        problems = [one for one in problems if not _of_own_model(one.observation)] or problems
         ways = {local_updates(self.problem.local_updates, one.observation) for one in problems}
         if len(ways) > 1:
             raise NotApplicable(f"rounds are solved together in one way: here by {' and '.join(sorted(ways))}")
@@ -156,6 +158,11 @@ class GaussNewton(GradientMatching):
             return result
         mean = prior.centre(tuple(images.shape)).to(images)
         return replace(result, images=mean + trust * (images - mean))
+
+
+def _of_own_model(observation: Observation) -> bool:
+    """Whether the client's model has tensors of its own, which the server does not know."""
+    return any(isinstance(effect, Withholds) and effect.kept for effect in observation.effects)
 
 
 def _parts(rounds: int) -> list[int]:

@@ -14,7 +14,7 @@ from attacks.optimization.problem import (
     shared_update,
     with_clip,
 )
-from defenses import GradientClip, Withhold
+from defenses import FixedPositionEmbedding, GradientClip, Withhold
 from fedsim.effects import Sparsifies
 from fedsim.errors import NotApplicable
 from fedsim.settings.local.decay import groups
@@ -38,10 +38,20 @@ def test_a_public_clip_is_part_of_the_distance(small, victim_of):
     assert set(direction) == set(target)
 
 
-@pytest.mark.parametrize("order", [("clip", "withhold"), ("withhold", "clip")])
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("clip", "withhold"),
+        ("withhold", "clip"),
+        ("fixed_pe", "clip", "withhold"),
+        ("withhold", "clip", "fixed_pe"),
+        ("frozen", "clip", "withhold"),
+    ],
+)
 def test_what_is_withheld_behind_a_clip_is_in_its_norm_and_before_it_is_not(small, victim_of, order):
-    both = {"clip": GradientClip(0.01), "withhold": Withhold(["head.*"])}
-    clipped, pictures = small(defenses={name: both[name] for name in order})
+    each = {"clip": GradientClip(0.01), "withhold": Withhold(["head.*"])}
+    each |= {"fixed_pe": FixedPositionEmbedding("frozen"), "frozen": Withhold(["pos_embed"], mode="frozen")}
+    clipped, pictures = small(defenses={name: each[name] for name in order})
     victim, target = victim_of(clipped)
     update = make_update_map("gradient", victim, clipped)
     found = update({"images": ((pictures - 0.5) / 0.5).float(), "labels": torch.tensor([3])})

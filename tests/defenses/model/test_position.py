@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from defenses import DefenseChain, FixedPositionEmbedding, NoPositionEmbedding, WithholdPositionEmbedding
+from fedsim.effects import ForgetsPositions
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.models.zoo.april import sincos_position_embedding
@@ -57,6 +58,14 @@ def test_no_pe_makes_the_order_of_patches_irrelevant():
     stock, without = MODELS["stock"].build(0).eval(), NoPositionEmbedding().wrap_model(MODELS["stock"].build(0)).eval()
     torch.testing.assert_close(without(picture), without(shuffled), atol=1e-5, rtol=1e-4)
     assert not torch.allclose(stock(picture), stock(shuffled), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_order_is_forgotten_where_no_other_positions_remain(name):
+    defense = NoPositionEmbedding()
+    assert defense.effects() == (ForgetsPositions(),)
+    defense.wrap_model(MODELS[name].build(0))
+    assert defense.effects() == (() if name == "eva" else (ForgetsPositions(),))
 
 
 def test_withheld_is_trained_but_not_shared():

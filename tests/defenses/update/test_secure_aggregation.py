@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 
+import fedsim
 from defenses import GradientNoise, Plan, SecureAggregation
 from defenses.compose import build_chain, load_wrappers
 from experiments.audit.images import divide
@@ -24,6 +25,12 @@ RUN = ("num_clients=5", "num_rounds=2", "evaluate_every=1", "observe.every=1", "
 
 def plan(strategy=None, **defenses):
     return Plan(torch.nn.Linear(1, 1), {}, strategy or {}, defenses)
+
+
+def test_a_single_clients_update_is_not_handed_out_as_a_sum():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+    with pytest.raises(ConfigError, match="defense=secure_aggregation: must be left out"):
+        fedsim.observe(model, torch.rand(2, 3, 4, 4), [1, 3], defense=["half", "secure_aggregation"])
 
 
 @pytest.mark.parametrize("clients", [1, 0, -3, True])

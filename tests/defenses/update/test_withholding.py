@@ -1,8 +1,10 @@
 import pytest
 import torch
 
+import fedsim
 from defenses import ClientRound, DefenseChain, MaskedJigsawPuzzle, NoPositionEmbedding, Plan, Precode, Withhold
 from defenses.update.withholding import matching, parameters_by_role
+from fedsim.effects import Withholds
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec, find_roles
 from fedsim.update import Update
@@ -208,3 +210,27 @@ def test_before_wrap_model():
 def test_settings_that_make_no_sense(build, words):
     with pytest.raises(ConfigError, match=words):
         build()
+
+
+def kept_rounds(*rounds):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 8), torch.nn.Tanh(), torch.nn.Linear(8, 5))
+    kept, images = Withhold(["1.*"], mode="local"), torch.rand(1, 3, 4, 4)
+    about = {"share": "delta", "local_steps": 1, "defense": [kept]}
+    return [fedsim.observe(model, images, [3], server_round=one, **about) for one in rounds]
+
+
+def test_what_a_client_keeps_is_the_servers_in_its_first_round_alone():
+    seen = kept_rounds(0, 1, 2)
+    assert [one.keeps("gradient") for one in seen] == [True, True, False]
+    assert [one.effect(Withholds).kept for one in seen] == [False, False, True]
+    assert Withhold().effects() == (Withholds(),)
+    assert Withhold(mode="frozen").effects() == (Withholds(frozen=True),)
+
+
+def test_rounds_of_a_model_that_the_server_does_not_know_stay_beside_its_own():
+    first, second = kept_rounds(1, 2)
+    settings = {"steps": 2, "starts": ["mean"], "draws": 0, "frames": 0}
+    alone = fedsim.attack("gauss_newton", fedsim.History([first]), **settings)
+    both = fedsim.attack("gauss_newton", fedsim.History([first, second]), **settings)
+    assert torch.equal(alone.images, both.images)

@@ -51,6 +51,12 @@ def test_every_mode_becomes_rgb(mode):
     np.testing.assert_allclose(decoded[1].numpy().astype(int), RAMP[10:30], atol=tolerance)
 
 
+def test_eight_bits_in_a_picture_of_32_are_no_lower_byte():
+    picture = PIL.Image.fromarray(RAMP.astype(np.int32))
+    assert picture.mode == "I"
+    assert np.array_equal(decode(encoded(picture, "TIFF"), 20)[0].numpy(), RAMP[10:30])
+
+
 def test_a_palette_with_transparency_does_not_warn():
     picture = PIL.Image.fromarray(RAMP).convert("P")
     assert decode(encoded(picture, transparency=bytes(range(256))), 20).shape == (3, 20, 20)
