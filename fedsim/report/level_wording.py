@@ -64,6 +64,7 @@ def few_images(counts: Counts) -> list[str]:
     if least is None and guessed:
         many = "all" if guessed == counts.independent else f"{guessed:,}"
         as_well = f"as many come out of {many} of them" if counts.by_update else f"{many} of them come out as well"
+        as_well += " or may" if counts.unguessed else ""
         return [f"{images}: without the update {as_well}, so that only a certificate tells."]
     if least is None:
         enough = next(n for n in itertools.count(1) if by_chance(n, 0, n) < BROKEN_BY_CHANCE)
@@ -101,7 +102,8 @@ def without_update(counts: Counts) -> str:
     """What an answer that reads nothing of the update makes recognisable, by the same bar."""
     if not counts.guess_known:
         return "no guess was recorded"
-    return f"without the update: {counts.guessed:,} of {counts.images:,}"
+    unknown = f", unknown of {counts.unguessed:,} more" if counts.unguessed else ""
+    return f"without the update: {counts.guessed:,} of {counts.images:,}{unknown}"
 
 
 def _least(counts: Counts) -> int | None:
@@ -128,6 +130,7 @@ def _too_few(counts: Counts) -> str:
     those = (
         f"{shown:,} against {guessed:,} of {count(counts.independent, 'update')}" if counts.by_update else "the counts"
     )
+    those += ", unknown ones as recognisable without the update" if counts.unguessed else ""
     chance = by_chance(shown, guessed, counts.independent)
     return f"{lacking} for the level broken, and none is certified{takes} (Fisher's test of {those}: p = {chance:.2f})."
 
