@@ -30,7 +30,8 @@ class Counts:
         guess_known: a guess was recorded for each.
         updates: behind `images`, those of the same images as one; None: each is of an update of its own.
         leaking: of `updates` those with recognisable images, and no fewer than without the update.
-        guessing: those of which it makes as many or more recognisable without the update.
+        guessing: those of which as many or more are recognisable without the update.
+        ahead, apart: those with more recognisable images than without the update, and with more or fewer.
     """
 
     certified: int = 0
@@ -47,6 +48,8 @@ class Counts:
     leaking: int = 0
     guessing: int = 0
     unguessed: int = 0
+    ahead: int = 0
+    apart: int = 0
 
     @property
     def own(self) -> int:
@@ -60,7 +63,7 @@ class Counts:
 
     @property
     def level(self) -> Level:
-        return level(self.certified, *self.tested, self.independent, self.ended)
+        return level(self.certified, *self.tested, self.independent, self.ended, self.pairs)
 
     @property
     def independent(self) -> int:
@@ -79,6 +82,14 @@ class Counts:
         if self.by_update:  # one image behind several updates makes no more than one of those
             return min(self.leaking, self.recognisable), min(self.guessing, guessed)
         return self.recognisable, guessed
+
+    @property
+    def pairs(self) -> tuple[int, int] | None:
+        """Updates that lead, and those that differ, where the sign test counts: beside updates with guesses."""
+        if not self.by_update or not self.tested[1]:
+            return None
+        ahead = min(self.ahead, self.recognisable)
+        return ahead, ahead + self.apart - self.ahead
 
 
 def count_images(
@@ -139,6 +150,8 @@ def count_images(
         leaking=sum(shown[update] >= max(blind[update], 1) for update in updates),
         guessing=sum(blind[update] >= max(shown[update], 1) for update in updates),
         unguessed=len(different(unguessed) - different(told | guessed)),
+        ahead=sum(shown[update] > blind[update] for update in updates),
+        apart=sum(shown[update] != blind[update] for update in updates),
     )
 
 

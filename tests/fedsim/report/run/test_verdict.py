@@ -123,6 +123,26 @@ def test_updates_count_where_more_is_recognisable_than_without_them(write_run: A
     assert "without the update as many come out of all of them, so that only a certificate tells" in found.cautions[0]
 
 
+@pytest.mark.parametrize(("updates", "level"), [(6, "open"), (9, "broken")])
+def test_updates_with_more_and_with_less_than_a_guess_are_pairs(
+    write_run: Any, records: Any, updates: int, level: str
+) -> None:
+    """All but one lead by one image: the sign test's p is 7/64, or 10/512."""
+    rows = []
+    for n in range(updates):
+        for hits, more in (((4, 3)[n == 0], {}), ((3, 4)[n == 0], {"attack": "blind", "baseline": True})):
+            images = [records.image(25.0 if k < hits else 9.0, f"{n}/{k}", guess_psnr=10.0) for k in range(8)]
+            rows.append(records.attack(1, n, *images, certificate={}, **more))
+    found = verdict(read_run(write_run(rows)))
+    assert (found.counts.tested, found.counts.pairs) == ((updates - 1, 1), (updates - 1, updates))
+    assert found.level == level
+    if level == "open":
+        assert "(sign test of 5 ahead of 6 updates that differ: p = 0.11)" in found.sentence
+        assert "without the update as many come out of 1 of them, so that only a certificate tells" in found.cautions[0]
+    else:
+        assert found.cautions[0].endswith("takes 7 updates with more recognisable ones than without it to say broken.")
+
+
 def test_an_image_behind_many_updates_counts_once(write_run: Any, records: Any) -> None:
     image = records.image(25.0, "same", content="same", guess_psnr=10.0)
     rest = [[records.image(9.0, f"{n}/{k}", content=f"{n}/{k}", guess_psnr=10.0) for k in range(4)] for n in range(6)]
