@@ -105,7 +105,9 @@ class Canaries(Bound):
             for name, one in found.items()
         )
         values = {f"{name}_{key}": getattr(one, key) for name, one in found.items() for key in ("claimed", "lower")}
-        return Statement("test", sentence, values | {"broken": float(len(broken))}, header, rows)
+        return Statement(
+            "test", sentence, values | {"broken": float(len(broken)), "untested": float(len(refused))}, header, rows
+        )
 
 
 def empirical_epsilon(
@@ -134,7 +136,7 @@ def empirical_epsilon(
 
     Raises:
         ConfigError: a claim that is none.
-        NotApplicable: the defense claims no ε, or changes neither gradients nor updates.
+        NotApplicable: the defense claims no ε, or one of 0, or changes neither gradients nor updates.
     """
     by_example = type(defense).gradient is not Defense.gradient
     if not by_example and type(defense).transform_update is Defense.transform_update:
@@ -163,6 +165,8 @@ def _claim(
         return epsilon, delta
     told = told_of_two(copy.copy(defense), by_example, seed)
     claimed, at = told.get("epsilon", math.inf) if epsilon is None else epsilon, told.get("delta", math.nan)
+    if claimed == 0:
+        raise NotApplicable(f"{type(defense).__name__} reports ε = 0: give epsilon= and delta= of one release")
     if not 0 < claimed < math.inf or math.isnan(at):
         raise NotApplicable(f"{type(defense).__name__} claims no ε: give epsilon= and delta= of one release")
     return (claimed, at) if delta is None else (gaussian_epsilon(delta, gaussian_mu(claimed, at)), delta)

@@ -9,7 +9,7 @@ from clients.bounds.settings import numbers, wholes
 from defenses.base import Defense
 from defenses.privacy.accounting import gaussian_epsilon
 from fedsim.bounds.robustness import KAPPAS, PROVEN_KAPPA, GaussianDP, blow_up, of_epsilon, together
-from fedsim.bounds.robustness_wording import lasting, probability, theorem_sentence
+from fedsim.bounds.robustness_wording import lasting, probability, rounded_up, theorem_sentence
 from fedsim.bounds.statement import Proof, Statement
 from fedsim.data.copies import contents
 from fedsim.effects import Unpublished
@@ -55,7 +55,9 @@ def _proven(party: Party) -> GaussianDP:
         raise NotApplicable(f"{silent[0]} does not say how it acts: it may tell what the noise hides")
     party.share(party.train())
     proven = party.defenses.gaussian_dp()
-    if proven is None or proven.mu == math.inf:
+    if proven is None:
+        raise NotApplicable("no private defense says by its own `gaussian_dp` what it proves")
+    if proven.mu == math.inf:
         raise NotApplicable("the private defense adds no noise: it proves nothing")
     return proven
 
@@ -63,7 +65,7 @@ def _proven(party: Party) -> GaussianDP:
 def state(proven: GaussianDP, kappas: Sequence[float], times: Sequence[int] = ()) -> Statement:
     """The theorem with its numbers, and how it grows with further releases."""
     epsilon = gaussian_epsilon(proven.delta, proven.mu)
-    header = ("κ, before", "γ, after", f"e^ε·κ + δ, ε = {epsilon:.3g} at δ = {proven.delta:g}")
+    header = ("κ, before", "γ, after", f"e^ε·κ + δ, ε = {rounded_up(epsilon):.3g} at δ = {proven.delta:g}")
     rows = [
         (
             f"{kappa:g}",

@@ -31,18 +31,22 @@ assumption about images, of somebody who knows all reported without noise.
     them = "it" if proven.releases == 1 else "them together"
     return (
         f"Whoever would rebuild an image with probability {PROVEN_KAPPA:g} before does so with at most {gamma} after "
-        f"{after}, whatever else is known or done: noise makes {them} {_up(proven.mu):g}-Gaussian-DP "
+        f"{after}, whatever else is known or done: noise makes {them} {rounded_up(proven.mu):g}-Gaussian-DP "
         f"({proven.because}). The probability before is an assumption about images, of somebody who knows all reported "
         "without noise."
     )
 
 
-def _up(mu: float) -> float:
-    """To three digits, never less."""
-    if mu <= 0.0 or not math.isfinite(mu):
-        return mu
-    digits = 2 - math.floor(math.log10(mu))
-    return math.ceil(mu * 10.0**digits - 1e-9) / 10.0**digits
+def rounded_up(bound: float) -> float:
+    """To three digits, never less.
+
+    >>> rounded_up(2**0.5)
+    1.42
+    """
+    if bound <= 0.0 or not math.isfinite(bound):
+        return bound
+    digits = 2 - math.floor(math.log10(bound))
+    return math.ceil(bound * 10.0**digits - 1e-9) / 10.0**digits
 
 
 def lasting(proven: GaussianDP) -> str:

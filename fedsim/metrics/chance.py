@@ -93,6 +93,13 @@ def at_least_by_chance(hits: int, of: int, other_hits: int, other: int) -> float
     return _as_few(other_hits, other, hits, of)
 
 
+def leads_by_chance(leads: int, pairs: int) -> float:
+    """Probability of as many of the pairs that differ in which the first leads, or more: sign test, one-sided."""
+    from scipy.stats import binom
+
+    return float(binom.sf(leads - 1, pairs, 0.5))
+
+
 def _as_few(hits: int, of: int, other_hits: int, other: int) -> float:
     """Probability of at most `hits` among `of` drawn from all without replacement."""
     from scipy.stats import hypergeom

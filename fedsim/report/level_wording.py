@@ -64,13 +64,15 @@ def few_images(counts: Counts) -> list[str]:
     if least is None and guessed:
         many = "all" if guessed == counts.independent else f"{guessed:,}"
         as_well = f"as many come out of {many} of them" if counts.by_update else f"{many} of them come out as well"
+        as_well += " or may" if counts.unguessed else ""
         return [f"{images}: without the update {as_well}, so that only a certificate tells."]
     if least is None:
         enough = next(n for n in itertools.count(1) if by_chance(n, 0, n) < BROKEN_BY_CHANCE)
         many = f"{enough} updates, each with" if counts.by_update else f"{enough}, all"
         images_of = " images" if counts.by_update else ""
         return [f"{images}: without a certificate it takes at least {many} recognisable{images_of}, to say broken."]
-    many = f"{count(least, 'update')} with recognisable ones" if counts.by_update else f"{least} recognisable ones"
+    more = "more recognisable ones than without it" if counts.pairs else "recognisable ones"
+    many = f"{count(least, 'update')} with {more}" if counts.by_update else f"{least} recognisable ones"
     return [f"{images}: without a certificate it takes {many} to say broken."]
 
 
@@ -101,13 +103,21 @@ def without_update(counts: Counts) -> str:
     """What an answer that reads nothing of the update makes recognisable, by the same bar."""
     if not counts.guess_known:
         return "no guess was recorded"
-    return f"without the update: {counts.guessed:,} of {counts.images:,}"
+    unknown = f", unknown of {counts.unguessed:,} more" if counts.unguessed else ""
+    return f"without the update: {counts.guessed:,} of {counts.images:,}{unknown}"
 
 
 def _least(counts: Counts) -> int | None:
-    """Of so many images, or updates, what the level *broken* takes; None where not even all of them would do."""
-    hits, guessed = range(1, counts.independent + 1), counts.tested[1]
-    return next((k for k in hits if by_chance(k, guessed, counts.independent) < BROKEN_BY_CHANCE), None)
+    """Of so many images, or updates, what the level *broken* takes; None where not even all of them would do.
+
+    Where the sign test counts, of updates with more recognisable ones than without them, the others as they are.
+    """
+    guessed, of, pairs = counts.tested[1], counts.independent, counts.pairs
+    behind = pairs[1] - pairs[0] if pairs else 0
+    for k in range(1, of - behind + 1):
+        if by_chance(k, guessed, of, (k, k + behind) if pairs else None) < BROKEN_BY_CHANCE:
+            return k
+    return None
 
 
 def _of_updates(counts: Counts) -> str:
@@ -122,14 +132,18 @@ def _too_few(counts: Counts) -> str:
     if least is not None:
         lacking = "Images of too few updates" if counts.by_update else "Too few of them"
         of = f"{counts.independent:,}{' updates' if counts.by_update else ''}"
+        of += ", with more than without it" if counts.pairs else ""
         takes = f": it takes {least} of {of}" if counts.independent >= FEW_OBSERVED_IMAGES else ""
     else:
         lacking = "Too few more than without the update" if guessed else f"Too few {units}"
     those = (
         f"{shown:,} against {guessed:,} of {count(counts.independent, 'update')}" if counts.by_update else "the counts"
     )
-    chance = by_chance(shown, guessed, counts.independent)
-    return f"{lacking} for the level broken, and none is certified{takes} (Fisher's test of {those}: p = {chance:.2f})."
+    chance, test = by_chance(shown, guessed, counts.independent, counts.pairs), "Fisher's test"
+    if counts.pairs and chance > by_chance(shown, guessed, counts.independent):
+        test, those = "sign test", f"{counts.pairs[0]:,} ahead of {counts.pairs[1]:,} updates that differ"
+    those += ", unknown ones as recognisable without the update" if counts.unguessed else ""
+    return f"{lacking} for the level broken, and none is certified{takes} ({test} of {those}: p = {chance:.2f})."
 
 
 def _beside(counts: Counts) -> list[str]:

@@ -362,4 +362,4 @@ def _read_cell(values: Mapping[str, Any]) -> MatrixCell:
 
 def _counts(values: Mapping[str, Any]) -> Counts | None:
     """None of an earlier version, which did not write them."""
-    return Counts(**values["counts"]) if "leaking" in (values.get("counts") or {}) else None
+    return Counts(**values["counts"]) if "ahead" in (values.get("counts") or {}) else None

@@ -111,6 +111,7 @@ def counts_text(counts: Counts) -> str:
     if not counts.ended:
         return "; ".join(["no image tested", *beside]).replace(" more", "")
     without = f"{counts.guessed:,} of {counts.images:,}" if counts.guess_known else "not recorded"
+    without += f" and unknown of {counts.unguessed:,} more" if counts.unguessed else ""
     told = f"{counts.recognisable:,} of {counts.images:,} recognisable, without the update {without}"
     return "; ".join([f"{told}, {counts.certified:,} certified", *beside])
 

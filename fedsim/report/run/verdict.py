@@ -10,10 +10,11 @@ from fedsim.report.level_wording import TAGS, few_images, few_test_images, judge
 from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
 from fedsim.report.run.bounds.records import cautions, proof_of
 from fedsim.report.run.certificates import certificate_sentences
-from fedsim.report.run.images.counts import Counts
+from fedsim.report.run.images.counts import Counts, asked
 from fedsim.report.run.images.leakage import Leakage, summarise_leakage
 from fedsim.report.run.label_attacks import beside_labels, labels_of, only_attacked
 from fedsim.report.run.read import RecordedRun
+from fedsim.report.run.records import AttackRecord
 from fedsim.report.run.summary import (
     AttackSummary,
     Group,
@@ -93,7 +94,7 @@ def verdict(run: RecordedRun) -> Verdict:
     by_eye = level == "not tested" and leakage.returned > 0 and not _compared(run)
     details = [
         *(_mechanism(run) if level == "proven" else ()),
-        *_unended(run, rows),
+        *_unended(run, rows, without),
         *_refusals(run, on_images, leakage, proven=level == "proven"),
         *_guess(rows, best_baseline(rows[0].attack, run.attacks, without) if rows else None),
         *certificate_sentences(run.attacks, asked=leakage.returned > 0),
@@ -121,7 +122,10 @@ def verdict(run: RecordedRun) -> Verdict:
 
 def _mechanism(run: RecordedRun) -> list[str]:
     """Whether canaries tested what the theorem takes for granted."""
-    if any(one.kind == "test" and one.status == "done" for one in run.bounds):
+    tests = [one for one in run.bounds if one.kind == "test" and one.status == "done"]
+    if any(one.values.get("untested", 0.0) > 0 for one in tests):
+        return ["Canaries found no fault in what they tested; not every private defense was (see the test)."]
+    if tests:
         return ["Canaries found no fault in the mechanism, which proves none of what it claims."]
     return ["No canary tested the mechanism: that it clips and adds noise as its settings say is taken for granted."]
 
@@ -164,14 +168,29 @@ def _untested(run: RecordedRun, rows: list[AttackSummary], leakage: Leakage, eve
     return f"No image was rebuilt: {who}{why}."
 
 
-def _unended(run: RecordedRun, rows: list[AttackSummary]) -> list[str]:
+def _unended(run: RecordedRun, rows: list[AttackSummary], without: Sequence[AttackRecord]) -> list[str]:
     """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
     failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
     ran = {record.attack for record in run.attacks}
     silent = [name for name in run.names("attack") if name not in ran and not needs_no_gradient(run, name)]
     who = "it" if len(failed) == 1 else "they"
     words = [f"Failed: {listed(failed)}; what {who} would have rebuilt is not known."] if failed else []
-    return words + ([f"Never ran: {listed(silent)}."] if silent and rows else [])
+    return [*words, *_unguessed(run, without), *([f"Never ran: {listed(silent)}."] if silent and rows else [])]
+
+
+def _unguessed(run: RecordedRun, without: Sequence[AttackRecord]) -> list[str]:
+    """Baselines that did not end on each update: what they would have reached is not known."""
+    observed = {record.observation for record in run.attacks}
+    ended = {record.attack: set[str]() for record in asked(without)}
+    for record in without:
+        if record.status == "done" and record.attack in ended:
+            ended[record.attack].add(record.observation)
+    lacking = {name: len(observed - found) for name, found in ended.items() if observed - found}
+    if not lacking:
+        return []
+    updates, who = count(len(observed), "observed update"), "it" if len(lacking) == 1 else "they"
+    those = listed([f"{name} on {number:,} of {updates}" for name, number in lacking.items()])
+    return [f"Did not end: {those}; what {who} would reach without the update is not known."]
 
 
 def _updates(row: AttackSummary) -> str:

@@ -17,6 +17,13 @@ SEEDS = range(20, 40)
 """Of 300 others none blames `dp_sgd` (docs/results/bounds.md); 99.9 % confidence lets one in a thousand."""
 
 
+class NoEpsilon(DPSGD):
+    """Says that a release tells nothing."""
+
+    def measurements(self):
+        return super().measurements() | {"epsilon": 0.0}
+
+
 class HalfNoise(DPSGD):
     """Half of the noise that it says."""
 
@@ -244,6 +251,7 @@ def test_half_of_a_claim_is_held_against_the_other_half_that_the_defense_reports
         (GradientClip(1.0), "claims no ε"),
         (DPSGD(noise_multiplier=0.0), "claims no ε"),
         (LocalDP(epsilon=math.inf), "claims no ε"),
+        (NoEpsilon(), "reports ε = 0"),
         (Defense(), "changes neither gradients nor updates"),
     ],
 )
@@ -268,7 +276,8 @@ def test_beside_an_audit(parties):
     assert "proves no privacy" in found.sentence
     silent = parties("defense=[dp_sgd,local_dp]", "defense.dp_sgd.noise_multiplier=0", images=1)
     both = Canaries(canaries=40)(silent)
-    assert set(both.values) == {"local_dp_claimed", "local_dp_lower", "broken"}, "the other claims no ε"
+    assert set(both.values) == {"local_dp_claimed", "local_dp_lower", "broken", "untested"}
+    assert (both.values["untested"], found.values["untested"]) == (1.0, 0.0), "the other claims no ε"
     assert "99.9% confidence" in both.sentence
     assert "dp_sgd was not tested" in both.sentence
     with pytest.raises(NotApplicable, match="dp_sgd and local_dp are"):

@@ -88,6 +88,20 @@ class Changed(DPSGD):
         return compute(batch)
 
 
+class Unproven(Changed):
+    """It says how it acts, and does not say what it proves."""
+
+    def effects(self):
+        return super().effects()
+
+
+def test_a_defense_that_does_not_say_what_it_proves_is_not_said_to_add_no_noise(parties):
+    made = parties("defense=[dp_sgd]", images=1)
+    made[0].runtime.defenses.defenses["dp_sgd"] = Unproven()
+    with pytest.raises(NotApplicable, match="no private defense says by its own `gaussian_dp` what it proves"):
+        BOUND(made)
+
+
 def test_a_chain_reports_what_it_proves_beside_what_it_measures(parties):
     (party,) = parties("defense=[dp_sgd]", "defense.dp_sgd.noise_multiplier=4", images=1)
     party.share(party.train())

@@ -125,10 +125,10 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, plots, tmp_
     levels = [content[name]["level"] for name in ("none", "noise_1e-1", "gradient_clip", "refused", "broken")]
     assert levels == ["broken", "open", "broken", "not tested", "open"]  # one image of the last, without a certificate
     assert Counts(**content["none"]["counts"]) == Counts(
-        certified=2, recognisable=2, images=2, ended=2, updates=2, leaking=2
+        certified=2, recognisable=2, images=2, ended=2, updates=2, leaking=2, ahead=2, apart=2
     )
     assert Counts(**content["broken"]["counts"]) == Counts(
-        recognisable=1, images=1, ended=1, failed=1, updates=1, leaking=1
+        recognisable=1, images=1, ended=1, failed=1, updates=1, leaking=1, ahead=1, apart=1
     )
     assert (
         "row none (audit, initial model): broken, 2 of 2 recognisable, without the update 0 of 2, 2 certified; " in out

@@ -27,6 +27,16 @@ def test_chance_is_fishers_exact_test(images):
             assert by_chance(hits, guessed, images) == pytest.approx(float(Fraction(ways, comb(2 * images, both))))
 
 
+@pytest.mark.parametrize(("leads", "pairs"), [(0, 0), (0, 3), (5, 6), (6, 6), (9, 10)])
+def test_where_both_sides_exclude_each_other_the_sign_test_bounds_chance(leads, pairs):
+    sign = sum(comb(pairs, k) for k in range(leads, pairs + 1)) / 2**pairs
+    assert by_chance(leads, pairs - leads, 10, (leads, pairs)) == pytest.approx(
+        max(sign, by_chance(leads, pairs - leads, 10))
+    )
+    assert level(certified=0, recognisable=5, guessed=1, independent=6, ended=1) == "broken"
+    assert level(certified=0, recognisable=5, guessed=1, independent=6, ended=1, pairs=(5, 6)) == "open"
+
+
 def test_a_certificate_breaks_and_few_recognisable_images_do_not():
     assert level(certified=1, recognisable=1, guessed=0, independent=1, ended=1) == "broken"
     assert level(certified=0, recognisable=1, guessed=0, independent=20, ended=1) == "open"

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedsim.bounds.privacy import gdp
 from fedsim.bounds.robustness import KAPPAS, GaussianDP, blow_up
-from fedsim.bounds.robustness_wording import lasting, probability, theorem_sentence
+from fedsim.bounds.robustness_wording import lasting, probability, rounded_up, theorem_sentence
 from fedsim.report.run.bounds.records import BoundRecord
 
 ROWS = 8
@@ -40,7 +40,12 @@ def over_rounds(rounds: Sequence[tuple[int, Released | None]]) -> list[BoundReco
     )
     proven = GaussianDP(last.mu, last.releases, "image", 0.0, because)
     rows = [
-        (str(number), f"{one.releases:,}", f"{one.mu:.3g}", *(probability(blow_up(kappa, one.mu)) for kappa in KAPPAS))
+        (
+            str(number),
+            f"{one.releases:,}",
+            f"{rounded_up(one.mu):.3g}",
+            *(probability(blow_up(kappa, one.mu)) for kappa in KAPPAS),
+        )
         for number, one in _some(known)
     ]
     header = ("round", "releases", "μ", *(f"γ at κ = {kappa:g}" for kappa in KAPPAS))

@@ -3,8 +3,8 @@
 A run's report, a comparison and a matrix count with `count_images`, so that one and the same folder has one level.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -26,10 +26,12 @@ class Counts:
         as_seen: of the recognisable ones those that are it as the model saw them alone, changed by a defense.
         refused, failed: further images, on which attacks refused and none ended, and on which they only failed.
         unheld: recognisable ones for which no guess was recorded: chance cannot be told on them.
+        unguessed: recognisable ones on which no baseline ended, though one was asked: what it reaches is not known.
         guess_known: a guess was recorded for each.
-        updates: behind `images`; None: each is of an update of its own.
+        updates: behind `images`, those of the same images as one; None: each is of an update of its own.
         leaking: of `updates` those with recognisable images, and no fewer than without the update.
-        guessing: those of which it makes as many or more recognisable without the update.
+        guessing: those of which as many or more are recognisable without the update.
+        ahead, apart: those with more recognisable images than without the update, and with more or fewer.
     """
 
     certified: int = 0
@@ -45,6 +47,9 @@ class Counts:
     updates: int | None = None
     leaking: int = 0
     guessing: int = 0
+    unguessed: int = 0
+    ahead: int = 0
+    apart: int = 0
 
     @property
     def own(self) -> int:
@@ -58,7 +63,7 @@ class Counts:
 
     @property
     def level(self) -> Level:
-        return level(self.certified, *self.tested, self.independent, self.ended)
+        return level(self.certified, *self.tested, self.independent, self.ended, self.pairs)
 
     @property
     def independent(self) -> int:
@@ -72,11 +77,19 @@ class Counts:
 
     @property
     def tested(self) -> tuple[int, int]:
-        """Of the `independent` those that are recognisable, and those that a guess makes so."""
-        guessed = min(self.guessed + self.unheld, self.images)
+        """Of the `independent` those that are recognisable, and those that a guess makes so, or may make so."""
+        guessed = min(self.guessed + self.unheld + self.unguessed, self.images)
         if self.by_update:  # one image behind several updates makes no more than one of those
             return min(self.leaking, self.recognisable), min(self.guessing, guessed)
         return self.recognisable, guessed
+
+    @property
+    def pairs(self) -> tuple[int, int] | None:
+        """Updates that lead, and those that differ, where the sign test counts: beside updates with guesses."""
+        if not self.by_update or not self.tested[1]:
+            return None
+        ahead = min(self.ahead, self.recognisable)
+        return ahead, ahead + self.apart - self.ahead
 
 
 def count_images(
@@ -91,7 +104,7 @@ def count_images(
         without: of attacks on the same updates that read nothing of them.
         labels: names of attacks on labels alone, which say nothing about images.
     """
-    tried, without = on_images(records, labels), tuple(without)
+    tried, without = on_images(records, labels), on_images(without, labels)
     known = named([*tried, *without])
     names = same_images(known).names
     found = rebuilt(tried)
@@ -108,8 +121,18 @@ def count_images(
     declined, beyond_declined = _observed(refused, names)
     every, beyond_every = _observed(tried, names)
     unheld = {key for key in own | seen if known[key][1].guess_psnr is None}
-    shown, blind = (Counter(update for update, _ in keys) for keys in (own | seen, guessed | unheld))
-    updates = {one.observation for one in ended}
+    unguessed = _unguessed(own | seen, without) - guessed - unheld
+    which = _updates([*tried, *without], names)
+
+    def within(keys: Iterable[Key]) -> set[tuple[Hashable, object]]:
+        return {(which.get(key[0], key[0]), names[key]) for key in keys}
+
+    told = (own | seen) - unguessed  # one update of an image that a baseline ended on is enough
+    unknown = within(unguessed) - within(told)
+    shown, blind = (
+        Counter(one for one, _ in pairs) for pairs in (within(own | seen), within(guessed | unheld) | unknown)
+    )
+    updates = {which.get(one.observation, one.observation) for one in ended}
     return Counts(
         certified=len(different(sure)),
         recognisable=len(different(own | seen)),
@@ -126,6 +149,9 @@ def count_images(
         updates=len(updates),
         leaking=sum(shown[update] >= max(blind[update], 1) for update in updates),
         guessing=sum(blind[update] >= max(shown[update], 1) for update in updates),
+        unguessed=len(different(unguessed) - different(told | guessed)),
+        ahead=sum(shown[update] > blind[update] for update in updates),
+        apart=sum(shown[update] != blind[update] for update in updates),
     )
 
 
@@ -157,6 +183,32 @@ def sizes(records: Iterable[AttackRecord]) -> dict[str, int]:
     for record in records:
         result[record.observation] = max(result.get(record.observation, 0), record.batch_size)
     return result
+
+
+def asked(without: Iterable[AttackRecord]) -> list[AttackRecord]:
+    """Records of baselines, less those of one that only refused: it applies to none of these updates."""
+    rows = [record for record in without if record.target != "labels"]
+    names = {record.attack for record in rows if record.status != "refused"}
+    return [record for record in rows if record.attack in names]
+
+
+def _unguessed(recognisable: AbstractSet[Key], without: Iterable[AttackRecord]) -> set[Key]:
+    """Those on which no baseline ended, where any was asked."""
+    rows = asked(without)
+    known = {(record.observation, source) for record in rows if record.status == "done" for source in record.forms}
+    return set(recognisable - known) if rows else set()
+
+
+def _updates(records: Sequence[AttackRecord], names: Mapping[Key, object]) -> dict[str, Hashable]:
+    """What each update is known by: its different images, or its name where not all of them are listed.
+
+    Updates of the same images are one draw, whoever sent them and when; those that share a part of them stay apart.
+    """
+    held: defaultdict[str, list[object]] = defaultdict(list)
+    for (observation, _), name in names.items():
+        held[observation].append(name)
+    size = sizes(records)
+    return {one: frozenset(found) if len(found) >= size[one] else one for one, found in held.items()}
 
 
 def _observed(records: Sequence[AttackRecord], names: Mapping[Key, object]) -> tuple[set[object], dict[str, int]]:

@@ -76,7 +76,7 @@ def test_an_update_on_which_the_attack_failed_is_no_guess_and_the_cell_is_not_do
 def test_a_picture_that_was_seen_changed_several_times_counts_once_by_its_best(audit):
     folder = audit((0, "x", [("a", None), ("a", 300.0), ("a", None), ("b", 9.0), ("b", None)], {}))
     (cell,) = read_cells(folder, "initial", ["x"], 1)
-    assert cell.counts == Counts(0, 1, 0, 2, 1, updates=1, leaking=1)
+    assert cell.counts == Counts(0, 1, 0, 2, 1, updates=1, leaking=1, ahead=1, apart=1)
     assert (cell.pictures, cell.rebuilt, cell.batch) == (2, 2, 2)
     assert cell.leakage == pytest.approx((EXACT + 9.0) / 2)
     assert cell.recognised == 0.5
@@ -169,7 +169,7 @@ def test_what_the_model_saw_is_no_guess(shown, records):
     x, y = read_cells(folder, "initial", ["x", "y"], 2)
     assert (x.as_seen, y.as_seen) == (1, 0)
     assert (x.counts, y.counts) == (
-        Counts(0, 1, 0, 2, 2, as_seen=1, updates=2, leaking=1),
+        Counts(0, 1, 0, 2, 2, as_seen=1, updates=2, leaking=1, ahead=1, apart=1),
         Counts(0, 0, 0, 2, 2, updates=2),
     )
     assert (cell_text(x), cell_level(x)) == ("8.5 seen", "as-seen")
@@ -181,7 +181,11 @@ def test_what_the_model_saw_is_no_guess(shown, records):
 def test_what_is_recognisable_both_ways_counts_once(shown, records):
     folder = shown((0, "x", [records.image(50.0, "a", private_psnr=30.0, private_ssim=0.1)], {}))
     (cell,) = read_cells(folder, "initial", ["x"], 1)
-    assert (cell.recognised, cell.as_seen, cell.counts) == (1.0, 0, Counts(0, 1, 0, 1, 1, updates=1, leaking=1))
+    assert (cell.recognised, cell.as_seen, cell.counts) == (
+        1.0,
+        0,
+        Counts(0, 1, 0, 1, 1, updates=1, leaking=1, ahead=1, apart=1),
+    )
 
 
 def test_an_attack_that_returns_the_guess_rebuilds_nothing(shown, records):
@@ -229,9 +233,11 @@ def test_a_row_counts_an_image_once_over_its_attacks_and_states(tmp_path, shown,
         (2, "y", [records.image(None, "c")], refused()),
         (0, "blind", [records.image(60.0, "d")], {}),
     )
-    counts = Counts(1, 2, 0, 2, 4, refused=1, updates=2, leaking=2)
+    counts = Counts(1, 2, 0, 2, 4, refused=1, updates=2, leaking=2, ahead=2, apart=2)
     assert read_counts([folder], {"x", "y"}) == counts
-    assert read_counts([folder, folder], ["x", "y"]) == Counts(1, 2, 0, 2, 8, refused=1, updates=4, leaking=4)
+    assert read_counts([folder, folder], ["x", "y"]) == Counts(
+        1, 2, 0, 2, 8, refused=1, updates=2, leaking=2, ahead=2, apart=2
+    )
     assert read_counts([tmp_path / "none yet"], ["x", "y"]) == Counts(updates=0)
     assert Counts().level == "not tested"
     assert counts.level == "broken"
@@ -253,7 +259,7 @@ def test_a_row_counts_as_the_page_of_its_run_does(shown, records):
     )
     page = verdict(read_run(folder))
     counts = read_counts([folder], {"x"})
-    assert counts == page.counts == Counts(0, 1, 1, 2, 3, as_seen=1, refused=1, updates=3, leaking=2, guessing=1)
+    assert counts == page.counts == Counts(0, 1, 1, 2, 3, as_seen=1, refused=1, updates=2, leaking=1, guessing=1)
     assert counts.level == page.level
 
 

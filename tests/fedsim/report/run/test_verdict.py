@@ -123,6 +123,26 @@ def test_updates_count_where_more_is_recognisable_than_without_them(write_run: A
     assert "without the update as many come out of all of them, so that only a certificate tells" in found.cautions[0]
 
 
+@pytest.mark.parametrize(("updates", "level"), [(6, "open"), (9, "broken")])
+def test_updates_with_more_and_with_less_than_a_guess_are_pairs(
+    write_run: Any, records: Any, updates: int, level: str
+) -> None:
+    """All but one lead by one image: the sign test's p is 7/64, or 10/512."""
+    rows = []
+    for n in range(updates):
+        for hits, more in (((4, 3)[n == 0], {}), ((3, 4)[n == 0], {"attack": "blind", "baseline": True})):
+            images = [records.image(25.0 if k < hits else 9.0, f"{n}/{k}", guess_psnr=10.0) for k in range(8)]
+            rows.append(records.attack(1, n, *images, certificate={}, **more))
+    found = verdict(read_run(write_run(rows)))
+    assert (found.counts.tested, found.counts.pairs) == ((updates - 1, 1), (updates - 1, updates))
+    assert found.level == level
+    if level == "open":
+        assert "(sign test of 5 ahead of 6 updates that differ: p = 0.11)" in found.sentence
+        assert "without the update as many come out of 1 of them, so that only a certificate tells" in found.cautions[0]
+    else:
+        assert found.cautions[0].endswith("takes 7 updates with more recognisable ones than without it to say broken.")
+
+
 def test_an_image_behind_many_updates_counts_once(write_run: Any, records: Any) -> None:
     image = records.image(25.0, "same", content="same", guess_psnr=10.0)
     rest = [[records.image(9.0, f"{n}/{k}", content=f"{n}/{k}", guess_psnr=10.0) for k in range(4)] for n in range(6)]
@@ -145,7 +165,18 @@ def test_an_update_in_which_nothing_leaks_is_no_evidence_that_another_does(
     ]  # fmt: skip
     found = verdict(read_run(write_run(rows)))
     assert (found.counts.recognisable, found.counts.images, found.level) == (4, 4, "open")
-    assert f"of {updates} updates observed" in found.cautions[0]
+    assert (found.counts.updates, "of 1 update observed" in found.cautions[0]) == (1, True)
+
+
+def test_the_same_images_observed_again_are_one_update(write_run: Any, records: Any) -> None:
+    """However often they were shared: the first time is one draw, and so are all."""
+    images = [records.image(25.0, f"i/{k}", content=f"{k}", guess_psnr=10.0) for k in range(4)]
+    for rounds in (1, 4):
+        rows = [records.attack(n, 0, *images, certificate={}) for n in range(rounds)]
+        found = verdict(read_run(write_run(rows, name=f"{rounds} rounds")))
+        assert (found.counts.updates, found.counts.leaking, found.level) == (1, 1, "open")
+    part = [records.attack(n, 0, *images[:n], *images[n + 1 :], batch_size=4, certificate={}) for n in range(4)]
+    assert verdict(read_run(write_run(part, name="not-all-listed"))).counts.updates == 4
 
 
 def test_two_exact_images_are_too_few_however_many_decibels_they_have(write_run: Any, records: Any) -> None:
@@ -214,6 +245,25 @@ def test_an_attack_that_reads_nothing_is_a_guess_too(write_run: Any, records: An
     blind = [{**row, "attack": "blind", "baseline": True} for row in rows]
     found = verdict(read_run(write_run([*rows, *blind], name="blind")))
     assert (found.level, found.counts.guessed) == ("open", 20)
+
+
+def test_where_a_baseline_did_not_end_it_may_have_done_as_well(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
+    blind = [{**row, "attack": "blind", "baseline": True} for row in rows]
+    failed = [{**row, "status": "failed", "scored": False} for row in blind]
+    for name, more in (("failed", failed[5:]), ("unrun", [])):
+        found = verdict(read_run(write_run([*rows, *blind[:5], *more], name=name)))
+        assert (found.level, found.counts.guessed, found.counts.unguessed) == ("open", 5, 15)
+        assert "(without the update: 5 of 20, unknown of 15 more)" in found.sentence
+        assert any("Did not end: blind on 15 of 20 observed updates; what" in one for one in found.details)
+        assert "(Fisher's test of the counts, unknown ones as recognisable without the update: p = 1.00)" in found.line
+    other = [{**row, "attack": "other"} for row in blind]
+    other = [{**row, "images": [{**row["images"][0], "psnr": 9.0}]} for row in other]
+    found = verdict(read_run(write_run([*rows, *blind[:5], *failed[5:], *other], name="another ended")))
+    assert (found.level, found.counts.unguessed) == ("broken", 0)
+    refused = [{**row, "status": "refused", "scored": False} for row in blind]
+    found = verdict(read_run(write_run([*rows, *refused], name="refused")))
+    assert (found.level, found.counts.unguessed) == ("broken", 0), "as if it had not been asked"
 
 
 def test_where_reading_nothing_does_as_well_no_number_of_images_would_tell(write_run: Any, records: Any) -> None:

@@ -46,6 +46,10 @@ def test_the_table_goes_on_to_the_last_round() -> None:
     assert over_rounds([]) == []
 
 
+def test_no_bound_is_said_smaller_than_it_is() -> None:
+    assert over_rounds([(1, Released("dp_sgd", 2**0.5, 2))])[0].rows[0][2] == "1.42"
+
+
 @pytest.mark.parametrize(("mu", "level"), [(1.0, "proven"), (1.5, "open")])
 def test_a_whole_run_is_proven_by_its_last_round(write_run: Any, records: Any, mu: float, level: str) -> None:
     told = {"accuracy": 0.5, "dp_sgd_gdp_copies": 1}

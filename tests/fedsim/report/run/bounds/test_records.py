@@ -109,9 +109,11 @@ def test_a_mechanism_that_canaries_find_broken_is_not_proven(judged):
 def test_it_says_whether_canaries_tested_the_mechanism(judged):
     untested, tested = "No canary tested the mechanism", "Canaries found no fault in the mechanism"
     canaries = line("canaries", "test", values={"broken": 0.0})
+    part = "Canaries found no fault in what they tested; not every private defense was"
     for lines, told in (
         ([line(proof=PROOF)], untested),
         ([line(proof=PROOF), canaries], tested),
+        ([line(proof=PROOF), line("canaries", "test", values={"broken": 0.0, "untested": 1.0})], part),
         ([line(proof=PROOF), canaries | {"status": "refused"}], untested),
     ):
         assert verdict(judged(lines)).details[0].startswith(told)
