@@ -19,6 +19,7 @@ from experiments.cli.logs import log_to
 from experiments.cli.places import refuse_used
 from experiments.cli.progress import Bars
 from experiments.cli.validation import (
+    all_train,
     build_strategy,
     check_federated,
     check_history,
@@ -152,7 +153,7 @@ def _observable(config: RunConfig, setup: Setup) -> list[int]:
     if not config.observe.every:
         return []
     chosen, every = config.observe.clients, range(config.num_clients)
-    if isinstance(chosen, int) and setup.sums is None and clients_a_round(config) >= config.num_clients:
+    if isinstance(chosen, int) and setup.sums is None and all_train(config):
         return list(every[:chosen])
     return [client for client in every if not isinstance(chosen, list) or client in chosen]
 
