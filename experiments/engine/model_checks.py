@@ -7,7 +7,7 @@ from math import ceil
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedsim.data import FederatedData
 from fedsim.determinism import seeded_globals
@@ -15,12 +15,14 @@ from fedsim.errors import ConfigError
 from fedsim.settings.commands import AuditConfig, FederatedConfig, JobConfig
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.local.optimizers import check_lasts
+from fedsim.settings.wrapped import layers
 
 
 def check_trainable(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:
     """Raises ConfigError for what clients could not train, or would train to no effect."""
     if isinstance(config, FederatedConfig):
         _refuse_tied(config, model)
+        _refuse_bare_statistics(config, model)
         _check_steps(config.client, max(data.partition_sizes(), default=0))
     if config.client.training_mode and any(isinstance(module, _BatchNorm) for module in model.modules()):
         _refuse_lone_images(config, model, data, image_shape)
@@ -42,6 +44,19 @@ def _refuse_tied(config: FederatedConfig, model: nn.Module) -> None:
         if first != name and parameter.requires_grad:
             expected = f"a model whose parameters have one name each: {first} and {name} are one tensor"
             raise ConfigError("model.name", config.model["name"], expected)
+
+
+def _refuse_bare_statistics(config: FederatedConfig, model: nn.Module) -> None:
+    """Noise makes no statistics of a model, and without it they would give away what the noise is to hide."""
+    tracked = (n for n, layer in model.named_modules() if isinstance(layer, _NormBase) and layer.track_running_stats)
+    if not config.client.training_mode or (name := next(tracked, None)) is None:
+        return
+    for key, strategy in layers(config.strategy):
+        if noise := strategy.get("noise_multiplier"):
+            expected = (
+                f"0, client.training_mode=false, or a model without running statistics: those of {name} get no noise"
+            )
+            raise ConfigError(f"{key}.noise_multiplier", noise, expected)
 
 
 def _refuse_lone_images(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:

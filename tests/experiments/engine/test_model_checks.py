@@ -58,3 +58,18 @@ def test_a_scheduler_that_ends_before_a_client_does_is_refused():
     with pytest.raises(ConfigError, match=said):
         prepare(settings("config", *NANO, *LOCAL, f"client.scheduler={ENDS}"))
     prepare(settings("config", *NANO, *LOCAL, f"client.scheduler={ENDS.replace('5', '6')}"))
+
+
+def test_running_statistics_beside_a_servers_noise_are_refused():
+    given = settings("config", *RESNET, "strategy=fedavg", "client.batch_size=3")
+    inner = given["strategy"]
+    outer = {"_target_": "flwr.serverapp.strategy.DifferentialPrivacyServerSideFixedClipping", "strategy": inner}
+    outer |= {"clipping_norm": 1.0, "num_sampled_clients": 5}
+    prepare({**given, "strategy": {**outer, "noise_multiplier": 0.0}})
+    noisy = {**given, "strategy": {**outer, "noise_multiplier": 1.0}}
+    with pytest.raises(
+        ConfigError, match=r"^strategy\.noise_multiplier=1\.0: must be 0, client.* those of bn1 get no noise"
+    ):
+        prepare(noisy)
+    prepare({**noisy, "client": {**given["client"], "training_mode": False}})
+    prepare({**settings("config", *NANO, "strategy=fedavg"), "strategy": noisy["strategy"]})
