@@ -18,14 +18,31 @@ from fedsim.settings.local.optimizers import check_lasts
 from fedsim.settings.wrapped import layers
 
 
-def check_trainable(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:
-    """Raises ConfigError for what clients could not train, or would train to no effect."""
+def check_trainable(
+    config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int], simulated: bool = True
+) -> None:
+    """Raises ConfigError for what clients could not train, or would train to no effect.
+
+    Args:
+        simulated: clients have these settings and these images; SuperNodes have their own.
+    """
     if isinstance(config, FederatedConfig):
         _refuse_tied(config, model)
         _refuse_bare_statistics(config, model)
-        _check_steps(config.client, max(data.partition_sizes(), default=0))
+    if not simulated:
+        return
+    sizes = _images(config, data)
+    if sizes:
+        _check_steps(config.client, max(sizes))
     if config.client.training_mode and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        _refuse_lone_images(config, model, data, image_shape)
+        _refuse_lone_images(config, model, sizes, image_shape)
+
+
+def _images(config: JobConfig, data: FederatedData) -> list[int]:
+    """Of each client; none where nobody trains."""
+    if isinstance(config, FederatedConfig):
+        return data.partition_sizes()[: config.num_clients]  # a natural partition may have parts of nobody
+    return [config.audit.batch_size] if isinstance(config, AuditConfig) and config.observation is None else []
 
 
 def _check_steps(client: ClientSettings, images: int) -> None:
@@ -59,18 +76,12 @@ def _refuse_bare_statistics(config: FederatedConfig, model: nn.Module) -> None:
             raise ConfigError(f"{key}.noise_multiplier", noise, expected)
 
 
-def _refuse_lone_images(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:
+def _refuse_lone_images(config: JobConfig, model: nn.Module, sizes: Sequence[int], image_shape: Sequence[int]) -> None:
     """A batch of one image, where the last maps are so small that BatchNorm reads one value a channel."""
     client = config.client
     key, given = "client.batch_size", client.batch_size
-    if isinstance(config, FederatedConfig):
-        sizes = data.partition_sizes()
-    elif isinstance(config, AuditConfig):
-        sizes = [config.audit.batch_size]
-        if sizes == [1]:
-            key, given = "audit.batch_size", 1
-    else:
-        return
+    if isinstance(config, AuditConfig) and sizes == [1]:
+        key, given = "audit.batch_size", 1
     if not _any_alone(sizes, client) or not _reads_one_value(model, image_shape):
         return
     larger = range(client.batch_size + 1, max(sizes) + 3)

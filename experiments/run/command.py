@@ -95,7 +95,7 @@ def run_federated(
     say_doing("reading the data, building the model")
     strategy = build_strategy(config.strategy)
     check_strategy(strategy, config.num_clients)
-    setup = prepare(config)
+    setup = prepare(config, simulated=grid_of is None)
     check_observed(config, setup.sums)
     if grid_of is None and config.attack:  # SuperNodes have images of their own
         observable = [setup.data.client(number) for number in _observable(config, setup)]
@@ -103,7 +103,7 @@ def run_federated(
         say_doing("looking for copies of attacked images among the server's own")
         setup = setup.attacking(*observable)
     if config.observe.history:
-        check_history(config, setup.sums, max(setup.data.partition_sizes()))
+        check_history(config, setup.sums, max(setup.data.partition_sizes()[: config.num_clients]))
     clients = count(clients_a_round(config), "client")
     config = with_engine(config, f"{count(config.num_rounds, 'round')} of {clients}", partial(estimate_run, setup))
     setup = replace(setup, config=config)
