@@ -9,7 +9,8 @@ def layers(strategy: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
     Flower's own wrappers call what they wrap `strategy`; the innermost samples the clients of a round.
     """
-    key, layer = "strategy", strategy
+    key: str = "strategy"
+    layer: Any = strategy
     while isinstance(layer, Mapping):
         yield key, layer
         key, layer = f"{key}.strategy", layer.get("strategy")
