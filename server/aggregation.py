@@ -12,6 +12,7 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
 from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, buffer_names, from_array, to_array
+from server.resume.strategy_state import strategy_layers
 from server.sums.on_workers import carries_sum, means, shares_nothing, with_content
 from server.sums.summing import FEWEST, Sums, in_groups
 
@@ -21,14 +22,16 @@ STEPPING = (FedOpt, FedAvgM, QFedAvg)
 """Flower's strategies that take a step of their own along the clients' mean change.
 
 Running statistics are no weights: a step that is smaller or larger than their change leaves statistics of no model, and
-a variance below zero. Theirs are the clients' mean.
+a variance below zero. Theirs are the clients' mean, and so are those of strategies that wrap another, which may clip
+changes or add noise to them.
 """
 
 COMPARING = (MultiKrum, Bulyan)
 """Flower's strategies that choose by distances between whole weights, Krum among them.
 
 They take ‖x‖² + ‖y‖² − 2x·y of them in float32, of which rounding leaves noise where weights are much larger than their
-change: they get the change, whose distances are the same.
+change: they get the change, whose distances are the same. One that is wrapped gets whole weights: what wraps it may
+take the change itself, as Flower's do before they clip.
 """
 
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
@@ -136,7 +139,7 @@ def _of_whole(
     shared = {name for reply in replies if not reply.has_error() for name in array_records(reply.content)[ARRAYS]}
     whole = [reply if reply.has_error() else complete(reply, start) for reply in replies]
     statistics: dict[str, Array] = {}
-    if isinstance(strategy, STEPPING):
+    if isinstance(strategy, STEPPING) or len(list(strategy_layers(strategy))) > 1:
         answered = [reply for reply in replies if not reply.has_error()]
         names = {name for reply in answered for name in buffer_names(reply.content)}
         statistics = {name: _mean([reply for reply in whole if not reply.has_error()], name) for name in sorted(names)}

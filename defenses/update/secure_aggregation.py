@@ -4,6 +4,7 @@ from defenses.base import Defense, Plan
 from defenses.settings import whole
 from fedsim.effects import Effect, SumsClients
 from fedsim.errors import ConfigError
+from fedsim.settings.wrapped import layers
 
 SINGLE = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
 """Flower's strategies that weigh or sort single updates."""
@@ -47,12 +48,13 @@ class SecureAggregation(Defense):
 
         if sum(isinstance(other, SecureAggregation) for other in plan.defenses.values()) > 1:
             raise ConfigError("defense", f"[{', '.join(plan.defenses)}]", "one secure aggregation")
-        target = plan.strategy.get("_target_")
-        for cls in get_class(target).__mro__ if target else ():
-            if cls.__name__ in SINGLE or cls.__name__.startswith(SERVER_SIDE):
-                raise ConfigError(
-                    "strategy",
-                    target,
-                    f"a strategy that needs no more than the mean, such as fedavg: {cls.__name__} compares or changes "
-                    "single updates, and secure_aggregation shows the server only sums",
-                )
+        for key, layer in layers(plan.strategy):
+            target = layer.get("_target_")
+            for cls in get_class(target).__mro__ if target else ():
+                if cls.__name__ in SINGLE or cls.__name__.startswith(SERVER_SIDE):
+                    raise ConfigError(
+                        key,
+                        target,
+                        f"a strategy that needs no more than the mean, such as fedavg: {cls.__name__} compares or "
+                        "changes single updates, and secure_aggregation shows the server only sums",
+                    )

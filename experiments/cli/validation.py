@@ -5,7 +5,19 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from flwr.serverapp.strategy import Bulyan, FedTrimmedAvg, MultiKrum, Strategy
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    FedAvg,
+    FedAvgM,
+    FedProx,
+    FedTrimmedAvg,
+    MultiKrum,
+    QFedAvg,
+    Strategy,
+)
+from flwr.serverapp.strategy.fedopt import FedOpt
 from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 
@@ -18,25 +30,36 @@ from fedsim.settings.components import check_settings
 from fedsim.settings.groups import CREW
 from fedsim.settings.local.optimizers import check_lasts
 from fedsim.settings.schema import at_least
+from fedsim.settings.wrapped import layers
 from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
 from fedsim.wire.records import ARRAYS, CONFIG, NUM_EXAMPLES, TRAIN_LOSS
 from server.attack_queue.scheduling import Crew
+from server.fedsgd import FedSGD
+from server.resume.strategy_state import strategy_layers
 from server.sums.summing import FEWEST, Sums
 
 RECORD_KEYS = {"arrayrecord_key": ARRAYS, "configrecord_key": CONFIG}
 """Settings of Flower's strategies that decide under which name a record travels."""
 
+CLIENT_SIDE = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyClientSideAdaptiveClipping)
+"""Flower's strategies whose clients must run a mod that clips."""
+
+SAMPLES = tuple(kind.configure_train for kind in (FedAvg, FedProx, FedAvgM, FedOpt, QFedAvg, FedSGD))
+"""How strategies sample the clients of a round by their settings alone."""
+
 
 def check_strategy(strategy: Any, num_clients: int) -> None:
     """Flower waits without end for nodes that never come: refuse a strategy that asks for more than there are."""
-    keys = ["min_available_nodes", "min_train_nodes"]
-    if getattr(strategy, "fraction_evaluate", 0.0):
-        keys.append("min_evaluate_nodes")
-    for key in keys:
-        nodes = getattr(strategy, key, 0)
-        at_least(0)(f"strategy.{key}", nodes)
-        if nodes > num_clients:
-            raise ConfigError(f"strategy.{key}", nodes, f"at most num_clients={num_clients}")
+    for depth, layer in enumerate(strategy_layers(strategy)):
+        prefix = ".".join(["strategy"] * (depth + 1))
+        keys = ["min_available_nodes", "min_train_nodes"]
+        if getattr(layer, "fraction_evaluate", 0.0):
+            keys.append("min_evaluate_nodes")
+        for key in keys:
+            nodes = getattr(layer, key, 0)
+            at_least(0)(f"{prefix}.{key}", nodes)
+            if nodes > num_clients:
+                raise ConfigError(f"{prefix}.{key}", nodes, f"at most num_clients={num_clients}")
 
 
 def build_strategy(settings: Mapping[str, Any]) -> Any:
@@ -72,51 +95,70 @@ def check_federated(config: RunConfig) -> None:
     """Raises ConfigError for what no federated run can work with, the strategy's class and devices included."""
     check_gpus(config)
     strategy = config.strategy
-    if not any(isinstance(value, Mapping) for value in strategy.values()):  # what is nested checks itself
-        check_settings("strategy", strategy)
-    for key, right in RECORD_KEYS.items():
-        if strategy.get(key, right) != right:
-            raise ConfigError(f"strategy.{key}", strategy[key], f"{right}: fedsim's clients use that name")
+    for key, layer in layers(strategy):
+        _check_layer(key, layer)
     share, gradients = config.client.share, takes_gradients(strategy)
     name = strategy["_target_"].rsplit(".", 1)[-1]
+    _check_wrapped(strategy, gradients)
     if gradients and share != "gradient":
         raise ConfigError("client.share", share, f"gradient, which is what {name} averages")
     if not gradients and share == "gradient":
         raise ConfigError("client.share", share, f"weights or delta with {name}; strategy=fedsgd takes gradients")
     if gradients and "optimizer" in strategy:
         check_lasts("strategy", strategy["optimizer"], strategy.get("scheduler"), config.num_rounds, "num_rounds")
-    _check_weights(strategy)
-    _check_rule(get_class(strategy["_target_"]), config)
+    key, sampling = _sampling(config)
+    if (clients := clients_a_round(config)) < 1:
+        expected = f"enough for one of {config.num_clients} clients in each round"
+        raise ConfigError(f"{key}.fraction_train", sampling.get("fraction_train"), expected)
+    for key, layer in layers(strategy):
+        _check_rule(key, layer, clients)
 
 
-def _check_weights(strategy: Mapping[str, Any]) -> None:
+def _check_layer(key: str, strategy: Mapping[str, Any]) -> None:
+    """What a strategy asks of clients, whatever it wraps and whatever wraps it."""
+    if not any(isinstance(value, Mapping) for value in strategy.values()):  # what is nested checks itself
+        check_settings(key, strategy)
+    for record, right in RECORD_KEYS.items():
+        if strategy.get(record, right) != right:
+            raise ConfigError(f"{key}.{record}", strategy[record], f"{right}: fedsim's clients use that name")
+    if issubclass(_class(key, strategy), CLIENT_SIDE):
+        expected = "a strategy whose server clips, or defense=[dp_sgd] or [local_dp]: fedsim's clients run no mod of "
+        raise ConfigError(f"{key}._target_", strategy["_target_"], f"{expected}Flower's that clips what they share")
+    _check_weights(key, strategy)
+    at_least(0)(f"{key}.min_train_nodes", strategy.get("min_train_nodes", 0))
+
+
+def _check_wrapped(strategy: Mapping[str, Any], gradients: bool) -> None:
+    """Clients share what the outermost strategy takes: none within may take gradients where it takes weights."""
+    for key, layer in layers(strategy):
+        if not gradients and takes_gradients(layer, key):
+            expected = "a strategy that averages weights: what wraps it takes no gradients"
+            raise ConfigError(f"{key}._target_", layer["_target_"], expected)
+
+
+def _check_weights(prefix: str, strategy: Mapping[str, Any]) -> None:
     """By what the strategy weights clients: each must report it, where clients evaluate then too."""
     key, evaluates = strategy.get("weighted_by_key", NUM_EXAMPLES), strategy.get("fraction_evaluate", 1.0)
     if key != NUM_EXAMPLES and (key != TRAIN_LOSS or evaluates):
         or_loss = ", which clients report when they evaluate too" if evaluates else f" or {TRAIN_LOSS}"
-        raise ConfigError("strategy.weighted_by_key", key, f"{NUM_EXAMPLES}{or_loss}")
+        raise ConfigError(f"{prefix}.weighted_by_key", key, f"{NUM_EXAMPLES}{or_loss}")
 
 
-def _check_rule(rule: type, config: RunConfig) -> None:
-    """What a robust rule asks of the clients of a round, of whom there must be one."""
-    strategy = config.strategy
-    at_least(0)("strategy.min_train_nodes", strategy.get("min_train_nodes", 0))
-    clients, malicious = clients_a_round(config), strategy.get("num_malicious_nodes", 0)
-    if clients < 1:
-        expected = f"enough for one of {config.num_clients} clients in each round"
-        raise ConfigError("strategy.fraction_train", strategy.get("fraction_train"), expected)
+def _check_rule(key: str, strategy: Mapping[str, Any], clients: int) -> None:
+    """What a robust rule asks of the clients of a round."""
+    rule, malicious = _class(key, strategy), strategy.get("num_malicious_nodes", 0)
     for kind, factor in ((MultiKrum, 2), (Bulyan, 4)):
         if issubclass(rule, kind) and not 0 <= malicious <= (clients - 3) / factor:
             expected = f"f of at least 0 with {factor}f + 3 at most {clients}, the clients of a round"
-            raise ConfigError("strategy.num_malicious_nodes", malicious, expected)
+            raise ConfigError(f"{key}.num_malicious_nodes", malicious, expected)
     selected = strategy.get("num_nodes_to_select", 1)
     if issubclass(rule, MultiKrum) and not 1 <= selected <= clients - malicious:
         expected = f"from 1 to {clients - malicious}, the {clients} clients of a round less num_malicious_nodes"
-        raise ConfigError("strategy.num_nodes_to_select", selected, expected)
+        raise ConfigError(f"{key}.num_nodes_to_select", selected, expected)
     beta = strategy.get("beta", 0.2)
     if issubclass(rule, FedTrimmedAvg) and beta > 0 and int(beta * clients) < 1:
         expected = f"0, or enough to trim one of {clients} clients of a round at each end"
-        raise ConfigError("strategy.beta", beta, expected)
+        raise ConfigError(f"{key}.beta", beta, expected)
 
 
 def check_observed(config: RunConfig, sums: Sums | None) -> None:
@@ -128,9 +170,9 @@ def check_observed(config: RunConfig, sums: Sums | None) -> None:
     if clients < fewest:
         raise ConfigError("num_clients", clients, f"at least {fewest}: {sums.by} sums over them")
     if clients_a_round(config) < fewest:
-        fraction = config.strategy.get("fraction_train")
+        key, sampling = _sampling(config)
         expected = f"enough for {fewest} of {clients} clients in each round: {sums.by} sums over them"
-        raise ConfigError("strategy.fraction_train", fraction, expected)
+        raise ConfigError(f"{key}.fraction_train", sampling.get("fraction_train"), expected)
 
 
 def check_history(config: RunConfig, sums: Sums | None, most: int) -> None:
@@ -153,18 +195,34 @@ def check_history(config: RunConfig, sums: Sums | None, most: int) -> None:
 
 def clients_a_round(config: RunConfig) -> int:
     """How many of the clients train in a round, as Flower's strategies sample them; 1 and 2 are their defaults."""
-    strategy = config.strategy
+    _, strategy = _sampling(config)
     sampled = int(config.num_clients * strategy.get("fraction_train", 1.0))
     return max(sampled, int(strategy.get("min_train_nodes", 2)))
 
 
-def takes_gradients(strategy: Mapping[str, Any]) -> bool:
+def all_train(config: RunConfig) -> bool:
+    """Whether every client is known to train in each round: a strategy may sample by what no setting tells."""
+    known = getattr(_class("strategy", config.strategy), "configure_train", None) in SAMPLES
+    return known and clients_a_round(config) >= config.num_clients
+
+
+def _sampling(config: RunConfig) -> tuple[str, Mapping[str, Any]]:
+    """The key and the settings of the strategy that samples the clients of a round."""
+    *_, innermost = layers(config.strategy)
+    return innermost
+
+
+def takes_gradients(strategy: Mapping[str, Any], key: str = "strategy") -> bool:
     """Whether the strategy averages gradients itself."""
+    return bool(getattr(_class(key, strategy), "shares_gradients", False))
+
+
+def _class(key: str, strategy: Mapping[str, Any]) -> type:
     target = strategy.get("_target_", "")
     try:
-        return bool(getattr(get_class(target), "shares_gradients", False))
+        return get_class(target)
     except (ImportError, ValueError, AttributeError) as error:
-        raise ConfigError("strategy._target_", target, f"a Flower strategy class ({error})") from error
+        raise ConfigError(f"{key}._target_", target, f"a Flower strategy class ({error})") from error
 
 
 def crews(config: JobConfig) -> tuple[Crew, dict[str, Crew]]:

@@ -7,7 +7,7 @@ from math import ceil
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedsim.data import FederatedData
 from fedsim.determinism import seeded_globals
@@ -15,15 +15,34 @@ from fedsim.errors import ConfigError
 from fedsim.settings.commands import AuditConfig, FederatedConfig, JobConfig
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.local.optimizers import check_lasts
+from fedsim.settings.wrapped import layers
 
 
-def check_trainable(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:
-    """Raises ConfigError for what clients could not train, or would train to no effect."""
+def check_trainable(
+    config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int], simulated: bool = True
+) -> None:
+    """Raises ConfigError for what clients could not train, or would train to no effect.
+
+    Args:
+        simulated: clients have these settings and these images; SuperNodes have their own.
+    """
     if isinstance(config, FederatedConfig):
         _refuse_tied(config, model)
-        _check_steps(config.client, max(data.partition_sizes(), default=0))
+        _refuse_bare_statistics(config, model)
+    if not simulated:
+        return
+    sizes = _images(config, data)
+    if sizes:
+        _check_steps(config.client, max(sizes))
     if config.client.training_mode and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        _refuse_lone_images(config, model, data, image_shape)
+        _refuse_lone_images(config, model, sizes, image_shape)
+
+
+def _images(config: JobConfig, data: FederatedData) -> list[int]:
+    """Of each client; none where nobody trains."""
+    if isinstance(config, FederatedConfig):
+        return data.partition_sizes()[: config.num_clients]  # a natural partition may have parts of nobody
+    return [config.audit.batch_size] if isinstance(config, AuditConfig) and config.observation is None else []
 
 
 def _check_steps(client: ClientSettings, images: int) -> None:
@@ -44,18 +63,25 @@ def _refuse_tied(config: FederatedConfig, model: nn.Module) -> None:
             raise ConfigError("model.name", config.model["name"], expected)
 
 
-def _refuse_lone_images(config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int]) -> None:
+def _refuse_bare_statistics(config: FederatedConfig, model: nn.Module) -> None:
+    """Noise makes no statistics of a model, and without it they would give away what the noise is to hide."""
+    tracked = (n for n, layer in model.named_modules() if isinstance(layer, _NormBase) and layer.track_running_stats)
+    if not config.client.training_mode or (name := next(tracked, None)) is None:
+        return
+    for key, strategy in layers(config.strategy):
+        if noise := strategy.get("noise_multiplier"):
+            expected = (
+                f"0, client.training_mode=false, or a model without running statistics: those of {name} get no noise"
+            )
+            raise ConfigError(f"{key}.noise_multiplier", noise, expected)
+
+
+def _refuse_lone_images(config: JobConfig, model: nn.Module, sizes: Sequence[int], image_shape: Sequence[int]) -> None:
     """A batch of one image, where the last maps are so small that BatchNorm reads one value a channel."""
     client = config.client
     key, given = "client.batch_size", client.batch_size
-    if isinstance(config, FederatedConfig):
-        sizes = data.partition_sizes()
-    elif isinstance(config, AuditConfig):
-        sizes = [config.audit.batch_size]
-        if sizes == [1]:
-            key, given = "audit.batch_size", 1
-    else:
-        return
+    if isinstance(config, AuditConfig) and sizes == [1]:
+        key, given = "audit.batch_size", 1
     if not _any_alone(sizes, client) or not _reads_one_value(model, image_shape):
         return
     larger = range(client.batch_size + 1, max(sizes) + 3)

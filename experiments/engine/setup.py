@@ -175,8 +175,11 @@ def load_recorded(folder: Path) -> Observation:
     return load_observation(folder, load_wrappers, replay)
 
 
-def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
+def prepare(given: JobConfig | Mapping[str, Any], simulated: bool = True) -> Setup:
     """Check the settings and build everything that can be built without workers.
+
+    Args:
+        simulated: clients have these settings and these images; SuperNodes have their own.
 
     Raises:
         ConfigError: something cannot work; nothing has been started then.
@@ -200,7 +203,7 @@ def prepare(given: JobConfig | Mapping[str, Any]) -> Setup:
         refuse_one_class("data", config.data.get("_target_"), data.num_classes, config.model)
     finetune = build_finetune(config.finetune)
     architecture = Architecture(build_spec(config.model, data), (defenses,), architecture_seed(config.seed), finetune)
-    return assemble(config, data, defenses, architecture, attacks, (3, side, side))
+    return assemble(config, data, defenses, architecture, attacks, (3, side, side), simulated)
 
 
 def assemble(
@@ -210,13 +213,14 @@ def assemble(
     architecture: Architecture,
     attacks: Mapping[str, Attack],
     image_shape: tuple[int, int, int],
+    simulated: bool = True,
 ) -> Setup:
     """Build the model, and refuse what does not go with it."""
     for name, attack in attacks.items():
         check_classes(name, attack, data.class_names)
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
-    check_trainable(config, model, data, image_shape)
+    check_trainable(config, model, data, image_shape, simulated)
     architecture.finetune.check(model, image_shape, config.client.share)
     check_accumulation(config.client, model, defenses)
     check_precision(config.client.precision, model)

@@ -1,6 +1,7 @@
 """`fedsim-matrix`: every attack against every defense, beside what each defense costs in accuracy."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -71,10 +72,11 @@ def _run(progress: MatrixProgress) -> None:
         console.print(f"{len(progress.ends)} of {len(progress.units)} runs were finished earlier", markup=False)
     left = len(progress.units) - len(progress.ends)
     say_doing(f"training and auditing {count(len(progress.rows), 'row')} in {count(left, 'run')}")
+    shared = config.matrix.parallel or config.ray.address is not None  # else a run may ask for another Ray of its own
     screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
     try:
         with (
-            engine(config, min(left, cores()), attackers=False, folder=root),
+            engine(config, min(left, cores()), attackers=False, folder=root) if shared else nullcontext(),
             Bars(screen) as bars,
             Watch(progress, bars),
         ):

@@ -77,7 +77,11 @@ class MatrixRun:
         return self.title
 
     def on(self, engine: str) -> Self:
-        """The run on the engine that `auto` was found to stand for, or that was named."""
+        """The run on the engine that `auto` was found to stand for, or that was named, where its row names none."""
+        own = self.config["simulation"]["engine"]
+        if own == "inline":
+            return self
+        engine = engine if own == "auto" else own
         simulation, client = {**self.config["simulation"], "engine": engine}, self.config["client"]
         device = device_on(engine, client["device"], simulation["num_gpus"])
         client = {**client, "device": device}
@@ -118,7 +122,9 @@ def check_unit(unit: MatrixRun) -> None:
     if asked is None:
         return
     kept = unit.kind == AUDIT or (unit.folder / SEAL).exists()
-    differing = first_difference(absolute(_on_cpu(asked["settings"])), absolute(_on_cpu(unit.settings)))
+    gpus = unit.config["simulation"]["num_gpus"]
+    before, now = (absolute(_on_cpu(settings, gpus)) for settings in (asked["settings"], unit.settings))
+    differing = first_difference(before, now)
     if differing and kept:
         key, before, now = differing
         there = f"in this one {unit.row} was run with {key}={before}, not {now}"
@@ -135,10 +141,10 @@ def check_unit(unit: MatrixRun) -> None:
             )
 
 
-def _on_cpu(settings: Config) -> Config:
+def _on_cpu(settings: Config, num_gpus: float) -> Config:
     """With `auto` as workers of a cluster get it, where it stands for the CPU here too."""
     client = settings.get("client", {})
-    if client.get("device") != "auto" or settings["simulation"].get("num_gpus") or torch.cuda.is_available():
+    if client.get("device") != "auto" or num_gpus or torch.cuda.is_available():
         return settings
     return {**settings, "client": {**client, "device": "cpu"}}
 

@@ -282,12 +282,25 @@ def _told_apart(runs: Sequence[Config], flat: Sequence[dict[str, str]]) -> list[
     names = []
     for run, settings in zip(runs, flat, strict=True):
         defenses = " + ".join(run.get("defense") or {}) or "no defense"
-        different = [f"{key.removeprefix('defense.')}={settings[key]}" for key in differing if key in settings]
+        different = [_difference(key, settings[key]) for key in differing if key in settings]
         names.append(", ".join([defenses, *different]))
     return names
 
 
+def _difference(key: str, value: str) -> str:
+    """A class by its own name, under that of what it is the class of."""
+    name = key.removeprefix("defense.")
+    if name.endswith("._target_"):
+        return f"{name.removesuffix('._target_')}={value.rpartition('.')[2]}"
+    return f"{name}={value}"
+
+
 def _matters(key: str) -> bool:
-    """Whether a setting that differs belongs in a name: runs that differ in seeds alone are repetitions."""
+    """Whether a setting that differs belongs in a name: runs that differ in seeds alone are repetitions.
+
+    A name begins with the defenses, whose classes go without saying.
+    """
     parts = key.split(".")
-    return parts[0] not in HOUSEKEEPING and parts[-1] not in ("seed", "_target_")
+    if parts[0] in HOUSEKEEPING or parts[-1] == "seed":
+        return False
+    return parts[-1] != "_target_" or parts[0] != "defense"

@@ -19,6 +19,7 @@ from experiments.cli.logs import log_to
 from experiments.cli.places import refuse_used
 from experiments.cli.progress import Bars
 from experiments.cli.validation import (
+    all_train,
     build_strategy,
     check_federated,
     check_history,
@@ -94,7 +95,7 @@ def run_federated(
     say_doing("reading the data, building the model")
     strategy = build_strategy(config.strategy)
     check_strategy(strategy, config.num_clients)
-    setup = prepare(config)
+    setup = prepare(config, simulated=grid_of is None)
     check_observed(config, setup.sums)
     if grid_of is None and config.attack:  # SuperNodes have images of their own
         observable = [setup.data.client(number) for number in _observable(config, setup)]
@@ -102,7 +103,7 @@ def run_federated(
         say_doing("looking for copies of attacked images among the server's own")
         setup = setup.attacking(*observable)
     if config.observe.history:
-        check_history(config, setup.sums, max(setup.data.partition_sizes()))
+        check_history(config, setup.sums, max(setup.data.partition_sizes()[: config.num_clients]))
     clients = count(clients_a_round(config), "client")
     config = with_engine(config, f"{count(config.num_rounds, 'round')} of {clients}", partial(estimate_run, setup))
     setup = replace(setup, config=config)
@@ -152,7 +153,7 @@ def _observable(config: RunConfig, setup: Setup) -> list[int]:
     if not config.observe.every:
         return []
     chosen, every = config.observe.clients, range(config.num_clients)
-    if isinstance(chosen, int) and setup.sums is None and clients_a_round(config) >= config.num_clients:
+    if isinstance(chosen, int) and setup.sums is None and all_train(config):
         return list(every[:chosen])
     return [client for client in every if not isinstance(chosen, list) or client in chosen]
 

@@ -66,9 +66,11 @@ def go_back(folder: RunFolder, pending: PendingObservations, every: float | None
     def stays(row: dict[str, Any]) -> bool:
         return (row["round"] <= server_round and row["observation"] not in waiting) or has_images(folder, row)
 
-    if point is not None:
-        point = replace(point, tracked=sum(map(stays, islice(folder.rows("attacks"), results))))
+    tracked = sum(map(stays, islice(folder.rows("attacks"), results)))
     folder.keep_rows("attacks", stays)
+    if point is not None and tracked != results:  # on disk too: the next resumption counts among those that are left
+        point = replace(point, tracked=tracked)
+        SealedStates(folder.resume_points).write(point.server_round, vars(point))
     say(
         "no resume point yet: the run begins anew"
         if point is None

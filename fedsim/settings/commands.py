@@ -18,6 +18,7 @@ from fedsim.settings.groups import (
 from fedsim.settings.local.augment import STAGE, stage
 from fedsim.settings.schema import Rule, at_least, is_number, is_whole, list_of, number, options, parse
 from fedsim.settings.trained import LearnedSettings
+from fedsim.settings.wrapped import layers
 
 Component = dict[str, Any]
 """Settings of what a `_target_` names, which is checked against the signature of that class."""
@@ -124,14 +125,15 @@ class FederatedConfig(JobConfig):
 
     def check(self) -> None:
         super().check()
-        for key in ("fraction_train", "fraction_evaluate"):
-            number(0.0, 1.0)(f"strategy.{key}", self.strategy.get(key, 0))
-        if self.strategy.get("fraction_train", 1) == 0:
-            raise ConfigError("strategy.fraction_train", 0, "a number above 0: with 0 no client trains")
-        malicious = self.strategy.get("num_malicious_nodes", 0)
-        if is_whole(malicious) and malicious and 2 * malicious >= self.num_clients:
-            wanted = f"less than half of num_clients={self.num_clients}: no rule is robust against more"
-            raise ConfigError("strategy.num_malicious_nodes", malicious, wanted)
+        for prefix, strategy in layers(self.strategy):
+            for key in ("fraction_train", "fraction_evaluate"):
+                number(0.0, 1.0)(f"{prefix}.{key}", strategy.get(key, 0))
+            if strategy.get("fraction_train", 1) == 0:
+                raise ConfigError(f"{prefix}.fraction_train", 0, "a number above 0: with 0 no client trains")
+            malicious = strategy.get("num_malicious_nodes", 0)
+            if is_whole(malicious) and malicious and 2 * malicious >= self.num_clients:
+                wanted = f"less than half of num_clients={self.num_clients}: no rule is robust against more"
+                raise ConfigError(f"{prefix}.num_malicious_nodes", malicious, wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,14 +43,17 @@ def restore_strategy(strategy: Strategy, state: dict[str, Any]) -> None:
             vars(part).update(state[name])
 
 
-def _parts(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+def strategy_layers(strategy: Strategy) -> Iterator[Strategy]:
     """From the outermost inwards; Flower's own wrappers call what they wrap `strategy`."""
     part: Any = strategy
-    depth = 0
     while isinstance(part, Strategy):
-        yield f"{depth} {type(part).__name__}", part
+        yield part
         part = getattr(part, "strategy", None)
-        depth += 1
+
+
+def _parts(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
+    for depth, part in enumerate(strategy_layers(strategy)):
+        yield f"{depth} {type(part).__name__}", part
 
 
 def _state_of(strategy: Strategy) -> dict[str, Any]:

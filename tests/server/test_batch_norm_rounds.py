@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from fedsim.wire.records import from_arrays
 from tests.support.buffers import buffers_after
@@ -9,7 +10,7 @@ from tests.support.buffers import buffers_after
 MODEL = ("model=resnet18_32", "model.img_size=8", "+model.kwargs.channels=[4,4,4,4]", "+model.kwargs.layers=[1,1,1,1]")
 FEW = ("num_clients=3", "data.test_fraction=0.85", "partition=dirichlet", "client.batch_size=16")
 """Some 30 pictures a client, not as many for each: one to three local steps."""
-MEAN = "bn1.running_mean"
+MEAN, VAR = "bn1.running_mean", "bn1.running_var"
 
 
 @pytest.mark.parametrize("share", ["gradient", "delta", "weights"])
@@ -54,4 +55,18 @@ def test_a_step_of_the_server_takes_no_statistics_along(strategy, federate):
     expected = sum(count * mean for count, mean in after) / total
     torch.testing.assert_close(final[MEAN].double(), expected.double(), rtol=1e-5, atol=1e-6)
     assert not final["bn1.weight"].equal(last[0].global_state["bn1.weight"])
+    assert final["bn1.num_batches_tracked"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("strategy", ["fedadam", "fedavg"])
+def test_a_wrapped_strategy_takes_no_statistics_along(strategy, federate):
+    federation = federate(*MODEL, f"strategy={strategy}", *FEW)
+    wrapped = DifferentialPrivacyServerSideFixedClipping(federation.strategy(), 0.0, 1e-3, 3)
+    seen = []
+    final = from_arrays(federation.start(federation.observed(seen, strategy=wrapped), num_rounds=1))
+    total = sum(observation.update.num_examples for observation, _ in seen)
+    after = [(o.update.num_examples, buffers_after(o.update, o.global_state)[VAR]) for o, _ in seen]
+    expected = sum(count * variance for count, variance in after) / total
+    torch.testing.assert_close(final[VAR].double(), expected.double(), rtol=1e-5, atol=1e-6)
+    assert not final["bn1.weight"].equal(seen[0][0].global_state["bn1.weight"])
     assert final["bn1.num_batches_tracked"].dtype == torch.int64

@@ -64,6 +64,14 @@ def test_flowers_privacy_wrappers_clip_single_updates():
         SecureAggregation().check(plan(strategy))
 
 
+def test_what_a_strategy_wraps_must_need_no_single_updates_either():
+    inner = {"_target_": "flwr.serverapp.strategy.Krum"}
+    outer = {"_target_": "flwr.serverapp.strategy.DifferentialPrivacyClientSideFixedClipping", "strategy": inner}
+    with pytest.raises(ConfigError, match=r"^strategy\.strategy=.*Krum: must be .*Krum compares"):
+        SecureAggregation().check(plan(outer))
+    SecureAggregation().check(plan({**outer, "strategy": {"_target_": "flwr.serverapp.strategy.FedAvg"}}))
+
+
 def test_one_is_enough():
     one, two = SecureAggregation(), SecureAggregation(3)
     with pytest.raises(ConfigError, match="one secure aggregation"):

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.engine.setup import prepare
+from fedsim.data import FederatedData
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture
 from tests.support.federation import settings
@@ -58,3 +59,36 @@ def test_a_scheduler_that_ends_before_a_client_does_is_refused():
     with pytest.raises(ConfigError, match=said):
         prepare(settings("config", *NANO, *LOCAL, f"client.scheduler={ENDS}"))
     prepare(settings("config", *NANO, *LOCAL, f"client.scheduler={ENDS.replace('5', '6')}"))
+
+
+def test_a_scheduler_that_ends_before_an_audited_client_does_is_refused():
+    audit = settings("audit", *NANO, "client.share=weights", "client.local_steps=6", f"client.scheduler={ENDS}")
+    with pytest.raises(ConfigError, match=r"^client\.scheduler=.*OneCycleLR: must be one that lasts the 6 steps"):
+        prepare(audit)
+    audit["client"]["local_steps"] = 5
+    prepare(audit)
+
+
+def test_images_of_no_client_and_of_supernodes_are_not_judged(monkeypatch):
+    given = settings("config", *RESNET, "client.batch_size=3", "num_clients=2", "partition.num_partitions=3")
+    monkeypatch.setattr(FederatedData, "partition_sizes", lambda _: [6, 6, 1])  # the third is nobody's
+    prepare(given)
+    alone = {**given, "num_clients": 3}
+    with pytest.raises(ConfigError, match=r"^client\.batch_size=3: must be"):
+        prepare(alone)
+    prepare(alone, simulated=False)
+
+
+def test_running_statistics_beside_a_servers_noise_are_refused():
+    given = settings("config", *RESNET, "strategy=fedavg", "client.batch_size=3")
+    inner = given["strategy"]
+    outer = {"_target_": "flwr.serverapp.strategy.DifferentialPrivacyServerSideFixedClipping", "strategy": inner}
+    outer |= {"clipping_norm": 1.0, "num_sampled_clients": 5}
+    prepare({**given, "strategy": {**outer, "noise_multiplier": 0.0}})
+    noisy = {**given, "strategy": {**outer, "noise_multiplier": 1.0}}
+    with pytest.raises(
+        ConfigError, match=r"^strategy\.noise_multiplier=1\.0: must be 0, client.* those of bn1 get no noise"
+    ):
+        prepare(noisy)
+    prepare({**noisy, "client": {**given["client"], "training_mode": False}})
+    prepare({**settings("config", *NANO, "strategy=fedavg"), "strategy": noisy["strategy"]})

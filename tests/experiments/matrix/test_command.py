@@ -9,6 +9,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
+from experiments.engine.choice import on_engine
 from experiments.matrix import command as leakage_matrix
 from experiments.matrix import units as matrix_units
 from fedsim.errors import ConfigError
@@ -320,6 +321,47 @@ def test_one_engine_is_chosen_for_all_runs(matrix):
     assert out.splitlines()[0] == "in this process: 2 runs; simulation=ray uses workers"
     recorded = [yaml.safe_load(path.read_text()) for path in root.glob("rows/*/*/config.yaml")]
     assert [config["simulation"]["engine"] for config in recorded] == ["inline"] * 2
+
+
+def test_a_row_keeps_the_engine_that_it_names(matrix, monkeypatch):
+    monkeypatch.setattr(leakage_matrix, "_with_engine", lambda config, *_: on_engine(config, "ray"))
+    named = ['+matrix.defenses.here=["simulation=inline"]', '+matrix.defenses.there=["simulation=ray"]']
+    some = ["matrix.rows=[none,here,there]", "matrix.columns=[labels]", "matrix.parallel=false"]
+    planned = []
+    monkeypatch.setattr(leakage_matrix, "_run", planned.append)
+    matrix("simulation=auto", *named, *some)
+    engines = {unit.row: unit.config["simulation"]["engine"] for unit in planned[0].units}
+    assert engines == {"none": "ray", "here": "inline", "there": "ray"}
+
+
+def test_runs_one_after_the_other_share_no_ray(matrix, monkeypatch):
+    def no_engine(*_, **__):
+        raise AssertionError("it would be of another size than a row may ask for")
+
+    monkeypatch.setattr(leakage_matrix, "engine", no_engine)
+    monkeypatch.setattr(leakage_matrix, "run_unit", lambda _: matrix_units.UnitEnd("failed", "not run"))
+    _, _, err = matrix("simulation=ray", "matrix.parallel=false", "matrix.rows=[none]", code=2)
+    assert "failed, and tried again" in err
+
+
+def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path):
+    simulation = {"engine": "ray", "threads": 2, "num_gpus": 0}
+    config = {"simulation": simulation, "client": {"device": "cpu"}, "attack": {}, "audit": {"victims": 1}}
+    config |= {"data": {}, "model": {"checkpoint": None}}
+    folder = tmp_path / "m" / "rows" / "none" / "a"
+    folder.mkdir(parents=True)
+
+    def unit(device, num_gpus):
+        changed = {"client": {"device": device}, "simulation": {**simulation, "num_gpus": num_gpus}}
+        return matrix_units.MatrixRun("none", matrix_units.AUDIT, "initial", folder, {**config, **changed})
+
+    for device, gpus, others in (("cpu", 0, [("auto", 1)]), ("auto", 1, [])):
+        asked = {"settings": unit(device, gpus).settings, "attacks": {}}
+        (folder / matrix_units.ASKED).write_text(json.dumps(asked))
+        matrix_units.check_unit(unit(device, gpus))
+        for other in others:
+            with pytest.raises(ConfigError, match=r"client\.device=cpu, not auto"):
+                matrix_units.check_unit(unit(*other))
 
 
 def without(line):

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from experiments.cli.places import find_runs
-from experiments.measure.subjects import find_checkpoint, load_subjects
+from experiments.measure.subjects import _names, find_checkpoint, load_subjects
 from fedsim.data import Digits, FederatedData
 from fedsim.errors import ConfigError
 from fedsim.metrics.accuracy import evaluate
@@ -85,6 +85,14 @@ def test_names_tell_what_differs_but_not_seeds(write_run, settings):
     assert [subject.name for subject in given] == ["x", "2"]
     with pytest.raises(ConfigError, match="each of the 2 runs"):
         load_subjects(settings(folders[:2], names=["x"]))
+
+
+def test_runs_of_two_classes_are_no_repetitions():
+    flower = "flwr.serverapp.strategy."
+    runs = [{"seed": 0, "strategy": {"_target_": f"{flower}{name}"}} for name in ("FedAvg", "FedMedian")]
+    assert _names(runs, None) == ["no defense, strategy=FedAvg", "no defense, strategy=FedMedian"]
+    runs = [{"seed": 0, "defense": {name: {"_target_": f"defenses.{name}"}}} for name in ("mjp", "mixup")]
+    assert _names(runs, None) == ["mjp", "mixup"]
 
 
 def test_a_run_is_no_repetition_of_itself(write_run, settings, tmp_path):

@@ -1,6 +1,7 @@
 """Whole runs: the same bits everywhere, faults named, everything on disk."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -8,11 +9,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from defenses.compose import load_wrappers
 from experiments.engine.setup import prepare
+from experiments.run.command import _observable
 from fedsim.data.copies import contents
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import content_of
+from fedsim.settings.commands import RunConfig
+from fedsim.settings.schema import parse
 from fedsim.storage.observation_files import load_observation
 from tests.experiments.run_files import rows, same_state
+from tests.support.federation import settings
 
 
 def test_a_run_leaves_everything_behind(fedsim):
@@ -233,6 +238,18 @@ def test_the_servers_images_are_no_copies_of_those_that_may_be_attacked(fedsim, 
     observation = load_observation(next((folder / "observations").glob("round-*")))
     kept = set(map(content_of, observation.public_images.images()))
     assert kept == set(contents(data.auxiliary)) - attacked
+
+
+def test_clients_that_a_wrapped_strategy_samples_may_all_be_attacked():
+    given = settings("config", "strategy=fedavg", "num_clients=10", "observe.clients=2")
+    setup = SimpleNamespace(sums=None)
+    assert _observable(parse(RunConfig, given), setup) == [0, 1]
+    half = {"_target_": "flwr.serverapp.strategy.FedAvg", "fraction_train": 0.5}
+    for inner in (half, {**half, "fraction_train": 1.0}):
+        given["strategy"] = {"_target_": "flwr.serverapp.strategy.DifferentialPrivacyServerSideFixedClipping"}
+        given["strategy"] |= {"noise_multiplier": 1.0, "clipping_norm": 1.0, "num_sampled_clients": 5}
+        given["strategy"] |= {"strategy": inner}
+        assert _observable(parse(RunConfig, given), setup) == list(range(10))
 
 
 def test_no_attack_can_draw_a_defenses_noise_anew(fedsim):

@@ -435,6 +435,7 @@ def test_results_that_go_are_not_counted_as_tracked(tmp_path):
     point = resuming.go_back(folder, pending, 30.0)
     assert [row["observation"] for row in folder.rows("attacks")] == ["b", "c"]
     assert point.tracked == 1
+    assert resuming.go_back(folder, pending, 30.0).tracked == 1  # interrupted again before the next point
 
 
 def test_a_run_at_work_is_not_resumed_beside_it(command, copied):
