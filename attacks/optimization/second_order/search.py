@@ -90,7 +90,7 @@ class LevenbergMarquardt(Search):
 
     @property
     def cost(self) -> float:
-        """In steps of one candidate: a Jacobian of a few hundred pixels counts as a hundred."""
+        """In steps of one candidate, of one order of labels: a Jacobian of some hundred pixels counts as a hundred."""
         return 100.0 * self.steps * self.restarts
 
     def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:
@@ -102,13 +102,16 @@ class LevenbergMarquardt(Search):
 
     def _of(self, task: SearchTask, problem: Problem, rng: torch.Generator) -> BestCandidate:
         """Of the orders in which labels may have been in local batches, the one that explains best what was shared."""
-        if problem.ordered or problem.start is not None or problem.labels is None:
+        protocol = problem.observation.protocol
+        once = protocol.steps <= math.ceil(problem.count / protocol.batch_size)  # later epochs have other batches
+        if problem.ordered or problem.start is not None or problem.labels is None or not once:
             return _VictimSearch(self, task, problem, rng).run()
         found: list[BestCandidate] = []
-        orders = label_orders(problem.labels, problem.observation.protocol.batch_size, rng)
+        orders = label_orders(problem.labels, protocol.batch_size, rng)
         for number, labels in enumerate(orders):
-            found.append(_VictimSearch(self, task.part(f"order-{number}"), replace(problem, labels=labels), rng).run())
-            if found[-1].values["explained"]:
+            part, one = task.part(f"order-{number}"), replace(problem, labels=labels)
+            found.append(_VictimSearch(self, part, one, rng, (number, len(orders))).run())
+            if found[-1].values["within_errors"]:
                 break
         return min(found, key=lambda one: one.values["objective"])
 
@@ -117,16 +120,26 @@ class _VictimSearch:
     """One victim's starts, one after the other.
 
     What it would take to go on after a kill: the number of the start, its place and damping, and the best so far.
+
+    Args:
+        place: the number of this search among those of other orders of labels, and how many there are.
     """
 
-    def __init__(self, settings: LevenbergMarquardt, task: SearchTask, problem: Problem, rng: torch.Generator) -> None:
+    def __init__(
+        self,
+        settings: LevenbergMarquardt,
+        task: SearchTask,
+        problem: Problem,
+        rng: torch.Generator,
+        place: tuple[int, int] = (0, 1),
+    ) -> None:
         if problem.labels is None or problem.labels.is_floating_point():
             raise NotApplicable("second-order matching needs classes by a label rule: labels=auto")
         if problem.terms:
             raise NotApplicable("second-order matching has a prior of its own: leave priors out")
         if not all(any(bool(tensor.any()) for tensor in one.target.values()) for one in problem.rounds):
             raise NotApplicable("nothing was shared: the update is zero")
-        self.settings, self.task, self.problem = settings, task, problem
+        self.settings, self.task, self.problem, self.place = settings, task, problem, place
         self.shape = shape_of(problem)
         unknowns = math.prod(self.shape)
         if unknowns > settings.max_unknowns:
@@ -293,7 +306,7 @@ class _VictimSearch:
 
     def _drew(self, draw: int) -> None:
         done = self._steps_until(len(self.near_steps)) + draw // DRAWS_A_STEP
-        self.task.session.progress(min(done, self._total()), self._total(), {"draw": float(draw)})
+        self._tell(min(done, self._total()), {"draw": float(draw)})
 
     def _left(self, cost: float) -> float:
         """What remains of ‖r‖² at the prior's mean, or of ‖W·f*‖² if that is less; 0 where the mean is no point."""
@@ -355,7 +368,12 @@ class _VictimSearch:
             self.frames.append(Frame(len(self.rows), shown, {"objective": cost}))
         near = min(self.near, self.near_steps[self.number]) if self.state is None else self.near_steps[self.number]
         done = self._steps_until(self.number) + near + self.taken
-        self.task.session.progress(done, self._total(), {"objective": cost})
+        self._tell(done, {"objective": cost})
+
+    def _tell(self, done: int, values: dict[str, float]) -> None:
+        """This search is one of several, one after the other."""
+        number, count = self.place
+        self.task.session.progress(number * self._total() + done, count * self._total(), values)
 
     def _total(self) -> int:
         return self._steps_until(len(self.near_steps)) + self._draws // DRAWS_A_STEP

@@ -11,6 +11,7 @@ import fedsim
 from attacks.base import Reconstruction
 from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.label_orders import MAX_ORDERS, label_orders
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.session import Session
@@ -191,6 +192,39 @@ def test_labels_of_local_batches_are_searched_in_other_orders_than_the_sorted(mo
         assert result.certificate.values["explained"] == 1.0
         in_order = images[:2] if result.labels.tolist() == [1, 4] else images[:2].flip(0)
         assert psnr(result.images, in_order) > 60
+
+
+class Scripted:
+    """Ends as it is told to, and keeps what it was given."""
+
+    ends, given = ((1.5, 0.0), (1.0, 1.0), (0.9, 1.0)), []
+
+    def __init__(self, settings, task, problem, rng, place=(0, 1)):
+        self.given.append((problem.labels.tolist(), place))
+        self.labels = problem.labels
+
+    def run(self):
+        objective, within = self.ends[len(self.given) - 1]
+        values = {"objective": objective, "within_errors": within, "explained": 1.0}
+        return BestCandidate(torch.zeros(3, 3, 4, 4), self.labels, values, torch.zeros(1))
+
+
+@pytest.mark.parametrize(("epochs", "orders"), [(1, 2), (2, 1)])
+def test_the_order_whose_errors_fit_ends_the_search_and_later_epochs_have_others(
+    model, images, rng, cpu, monkeypatch, epochs, orders
+):
+    """Behind noise twice its errors is no match: the floor is a count of all that was shared."""
+    seen = fedsim.observe(
+        model, images, torch.tensor([1, 2, 4]), share="delta", batch_size=1, lr=0.1, local_epochs=epochs
+    )
+    monkeypatch.setattr(Scripted, "given", [])
+    monkeypatch.setattr("attacks.optimization.second_order.search._VictimSearch", Scripted)
+    attack = GaussNewton(prior=WHITE)
+    problem = attack._problem(seen, rng, cpu)
+    (found,) = attack.search.run(attack._task([problem], cpu, Session()), [rng])
+    assert [place for _, place in Scripted.given] == ([(0, 6), (1, 6)] if orders == 2 else [(0, 1)])
+    assert found.labels.tolist() == Scripted.given[-1][0]
+    assert len({tuple(labels) for labels, _ in Scripted.given}) == orders
 
 
 def test_orders_of_labels_differ_in_what_a_batch_holds(rng):
