@@ -186,7 +186,12 @@ def _batch(observation: Observation, images: Tensor, count: int) -> Tensor:
 
 
 def _can_be_weighed(observation: Observation) -> bool:
-    """Whether each defense's part is known, no number is rounded by a step of its own, and no unit is dropped."""
+    """Whether each defense's part is known, no number is rounded by a step of its own, and no unit is dropped.
+
+    And whether the client's model is the server's: from round 2 on it is not where the client keeps what it trained.
+    """
+    if observation.finetune.keeps and observation.server_round > 1:
+        return False
     if observation.protocol.training_mode and random_drops(observation.build_model()):
         return False
     return all(isinstance(effect, WEIGHED) and not _hides(effect, observation) for effect in observation.effects)

@@ -75,9 +75,9 @@ class WithholdPositionEmbedding(Defense):
 class NoPositionEmbedding(Defense):
     """A model that adds no position embedding: the order of the patches is lost on it, and on the server.
 
-    It stays where the model has rotary or relative positions besides (EVA02, Swin, ConViT). The parameter is replaced
-    by zeros that are neither parameter nor part of the state dict, since not every timm model can do without the
-    attribute.
+    It stays where the model has rotary or relative positions besides (EVA02, Swin, ConViT), and where its patches
+    overlap or come of a convolutional stem (Hiera, PiT, hybrids). The parameter is replaced by zeros that are neither
+    parameter nor part of the state dict, since not every timm model can do without the attribute.
     """
 
     repeatable = True
@@ -90,13 +90,18 @@ class NoPositionEmbedding(Defense):
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         embedding, roles = _position_embedding(model, "no_pe")
-        self._forgets = not (roles.rotary or roles.relative)
+        self._forgets = not (roles.rotary or roles.relative or _tells_patches_apart(roles))
         assert roles.pos_embed is not None
         owner, _, attribute = roles.pos_embed.rpartition(".")
         module = model.get_submodule(owner)
         delattr(module, attribute)
         module.register_buffer(attribute, torch.zeros_like(embedding), persistent=False)
         return model
+
+
+def _tells_patches_apart(roles: ViTRoles) -> bool:
+    """Whether what becomes of a patch goes by its place: a stem reads its neighbours, padding the picture's edge."""
+    return roles.patch is None or any(word in why for why in roles.obstacles for word in ("stem", "overlaps", "pads"))
 
 
 def _position_embedding(model: nn.Module, defense: str) -> tuple[Tensor, ViTRoles]:

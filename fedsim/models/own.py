@@ -15,6 +15,7 @@ from fedsim.errors import ConfigError
 from fedsim.models.architecture import Architecture, ModelSpec, input_sides, normalisation
 from fedsim.models.random_drops import random_drops
 from fedsim.models.stated import check_stated
+from fedsim.models.unsaved import UnsavedBuffers
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,12 @@ def _each(key: str, given: Any, usual: tuple[float, ...], channels: int) -> tupl
 
 
 def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None]:
-    """The number of outputs, and the name of the linear layer whose output they are; the mode stays as it is."""
+    """The number of outputs, and the linear layer whose output they are; modes and unsaved buffers stay as they are."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
     if like is None:
         raise ConfigError("model", type(module).__name__, "a module with real parameters")
     modes = {one: one.training for one in module.modules()}
+    unsaved = UnsavedBuffers(module)
     made: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     linear = {name: one for name, one in module.named_modules() if isinstance(one, nn.Linear)}
     hooks = [one.register_forward_hook(partial(_note, made, name)) for name, one in linear.items()]
@@ -148,6 +150,7 @@ def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None
     finally:
         for one, mode in modes.items():
             one.training = mode
+        unsaved.restore()
         for hook in hooks:
             hook.remove()
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:

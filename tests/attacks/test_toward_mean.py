@@ -199,6 +199,15 @@ def test_the_clips_of_several_clients_do_not_show_in_their_sum(per):
     assert not toward_mean._can_be_weighed(replace(clipped, summed=2))
 
 
+@pytest.mark.parametrize("recipe", ["lora", {"lora": {"aggregate": "local_pair"}}])
+def test_beside_a_pair_of_the_clients_own_only_the_first_round_is_weighed(recipe):
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    steps = {"share": "delta", "local_steps": 1, "finetune": recipe}
+    first, second = (fedsim.observe(vit, digits(0, 1), [0], server_round=number, **steps) for number in (1, 2))
+    assert toward_mean._can_be_weighed(first)
+    assert toward_mean._can_be_weighed(second) == (recipe == "lora")
+
+
 def test_a_batchs_images_are_weighed_in_the_order_of_their_labels():
     seen_of_two = seen([GradientNoise(relative_norm=1e-3)], count=2)
     right = digits(0, 2).double()

@@ -161,8 +161,21 @@ class Remembering(torch.nn.Module):
         return self.head(x + self.seen)
 
 
-def test_what_no_state_holds_passes_from_no_client_to_the_next(runtime):
-    own = own_architecture(Remembering(), (3, 8, 8))
+class RememberingOne(Remembering):
+    """At first it has seen nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", None, persistent=False)
+
+    def forward(self, x):
+        before, self.seen = self.seen, x.flatten(1).detach().mean(0)
+        return self.head(x.flatten(1) if before is None else x.flatten(1) + before)
+
+
+@pytest.mark.parametrize("module", [Remembering, RememberingOne])
+def test_what_no_state_holds_passes_from_no_client_to_the_next(module, runtime):
+    own = own_architecture(module(), (3, 8, 8))
     configured = runtime("client.share=delta", "client.local_steps=2")
     client = ClientRuntime(configured.config, configured.data, replace(own, wrappers=(DefenseChain(),)))
     state = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}

@@ -162,6 +162,8 @@ class GaussNewton(GradientMatching):
 
 def _of_own_model(observation: Observation) -> bool:
     """Whether the client's model has tensors of its own, which the server does not know."""
+    if observation.finetune.keeps and observation.server_round > 1:  # as drawn they change nothing
+        return True
     return any(isinstance(effect, Withholds) and effect.kept for effect in observation.effects)
 
 

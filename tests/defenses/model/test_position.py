@@ -68,6 +68,28 @@ def test_the_order_is_forgotten_where_no_other_positions_remain(name):
     assert defense.effects() == (() if name == "eva" else (ForgetsPositions(),))
 
 
+@pytest.mark.parametrize(
+    ("spec", "forgotten"),
+    [
+        (ModelSpec("pit_ti_224", 5), False),
+        (ModelSpec("vit_tiny_r_s16_p8_224", 5, 32, kwargs={"depth": 1}), False),
+        (ModelSpec("vit_tiny_patch16_224", 5, 32, 8, kwargs={"depth": 1, "embed_norm_layer": "layernorm"}), True),
+    ],
+)
+def test_the_order_stays_where_a_stem_tells_patches_apart(spec, forgotten):
+    defense = NoPositionEmbedding()
+    defense.wrap_model(spec.build(0))
+    assert bool(defense.effects()) == forgotten
+
+
+@pytest.mark.parametrize("projection", [{"stride": 4, "padding": 2}, {"stride": 8, "padding": 4}])
+def test_the_order_stays_where_patches_overlap_or_are_padded(projection):
+    defense, model = NoPositionEmbedding(), MODELS["stock"].build(0)
+    model.patch_embed.proj = torch.nn.Conv2d(3, model.embed_dim, 8, **projection)
+    defense.wrap_model(model)
+    assert defense.effects() == ()
+
+
 def test_withheld_is_trained_but_not_shared():
     chain = DefenseChain({"withhold_pe": WithholdPositionEmbedding()})
     model = chain.wrap_model(MODELS["stock"].build(0))

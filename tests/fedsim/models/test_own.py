@@ -7,13 +7,27 @@ from torch import nn
 
 import fedsim
 from fedsim.errors import ConfigError
-from fedsim.models.own import _each
+from fedsim.models.own import _each, own_architecture
 
 
 def frozen(part):
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 5)).train()
     model.get_submodule(part).eval()
     return model
+
+
+class Caching(nn.Linear):
+    def __init__(self):
+        super().__init__(48, 5)
+        self.register_buffer("cache", None, persistent=False)
+
+    def forward(self, x):
+        self.cache = x.flatten(1)
+        return super().forward(self.cache)
+
+
+def test_the_recipe_is_of_the_module_before_any_forward_pass():
+    assert own_architecture(Caching(), (3, 4, 4)).build().cache is None
 
 
 @pytest.mark.parametrize("part", ["2", "3"])

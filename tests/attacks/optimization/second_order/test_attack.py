@@ -11,7 +11,11 @@ import fedsim
 from attacks.base import Reconstruction
 from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import make_problem, shared_update
+<<<<<<< HEAD
 from attacks.optimization.search.base import BestCandidate
+=======
+from attacks.optimization.second_order.attack import _of_own_model
+>>>>>>> mend_r3
 from attacks.optimization.second_order.label_orders import MAX_ORDERS, label_orders
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.session import Session
@@ -116,6 +120,22 @@ def test_an_error_is_predicted_only_where_the_result_is_trusted(images):
     assert (known["trust"], mixed["trust"]) == (1.0, 0.0)
     assert "predicted_psnr" in known
     assert "predicted_psnr" not in mixed
+
+
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        ({}, [False, False]),
+        ({"finetune": "lora"}, [False, False]),
+        ({"finetune": {"lora": {"aggregate": "local_pair"}}}, [False, True]),
+        ({"defense": [Withhold(["norm.*"], mode="local")]}, [False, True]),
+    ],
+)
+def test_from_its_second_round_a_client_has_a_model_of_its_own(settings, own):
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    steps = {"share": "delta", "local_steps": 1, **settings}
+    each = [fedsim.observe(vit, torch.rand(1, 3, 8, 8), [0], server_round=number, **steps) for number in (1, 2)]
+    assert [_of_own_model(seen) for seen in each] == own
 
 
 def test_from_a_random_gradient_it_finds_nothing(model, images):
