@@ -11,11 +11,8 @@ import fedsim
 from attacks.base import Reconstruction
 from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import make_problem, shared_update
-<<<<<<< HEAD
 from attacks.optimization.search.base import BestCandidate
-=======
 from attacks.optimization.second_order.attack import _of_own_model
->>>>>>> mend_r3
 from attacks.optimization.second_order.label_orders import MAX_ORDERS, label_orders
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.session import Session
