@@ -186,8 +186,8 @@ def sizes(records: Iterable[AttackRecord]) -> dict[str, int]:
 
 
 def asked(without: Iterable[AttackRecord]) -> list[AttackRecord]:
-    """Records of baselines, less those of one that only refused: it applies to none of these updates."""
-    rows = [record for record in without if record.target != "labels"]
+    """Records of baselines on images, less those of one that only refused: it applies to none of these updates."""
+    rows = [record for record in without if record.target in (None, "images")]
     names = {record.attack for record in rows if record.status != "refused"}
     return [record for record in rows if record.attack in names]
 

@@ -266,6 +266,22 @@ def test_where_a_baseline_did_not_end_it_may_have_done_as_well(write_run: Any, r
     assert (found.level, found.counts.unguessed) == ("broken", 0), "as if it had not been asked"
 
 
+def test_a_baseline_of_something_other_than_images_says_nothing_about_them(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
+    images = [[{**row["images"][0], "psnr": 9.0}] for row in rows]
+    blind = [
+        {**row, "attack": "blind", "baseline": True, "label_share": None, "images": one}
+        for row, one in zip(rows, images, strict=True)
+    ]
+    blind[2:] = [{**row, "status": "failed", "scored": False} for row in blind[2:]]
+    attributes = [{**row, "target": "attributes"} for row in blind]
+    found = verdict(read_run(write_run([*rows, *attributes], name="failed")))
+    assert (found.level, found.counts.unguessed) == ("broken", 0)
+    ended = [{**row, "attack": "other", "status": "done"} for row in attributes]
+    found = verdict(read_run(write_run([*rows, *blind, *ended], name="ended")))
+    assert (found.level, found.counts.unguessed) == ("open", 18)
+
+
 def test_where_reading_nothing_does_as_well_no_number_of_images_would_tell(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(4)]
     found = verdict(read_run(write_run([*rows, *({**row, "attack": "blind", "baseline": True} for row in rows)])))
