@@ -121,14 +121,14 @@ def count_images(
     declined, beyond_declined = _observed(refused, names)
     every, beyond_every = _observed(tried, names)
     unheld = {key for key in own | seen if known[key][1].guess_psnr is None}
-    unguessed = _unguessed(own | seen, without) - guessed - unheld
+    held = guessed | unheld | _ended(without)
+    unguessed = (own | seen) - held if asked(without) else set()
     which = _updates([*tried, *without], names)
 
     def within(keys: Iterable[Key]) -> set[tuple[Hashable, object]]:
         return {(which.get(key[0], key[0]), names[key]) for key in keys}
 
-    told = (own | seen) - unguessed  # one update of an image that a baseline ended on is enough
-    unknown = within(unguessed) - within(told)
+    unknown = within(unguessed) - within(held)  # one update of an image that a baseline ended on is enough
     shown, blind = (
         Counter(one for one, _ in pairs) for pairs in (within(own | seen), within(guessed | unheld) | unknown)
     )
@@ -149,7 +149,7 @@ def count_images(
         updates=len(updates),
         leaking=sum(shown[update] >= max(blind[update], 1) for update in updates),
         guessing=sum(blind[update] >= max(shown[update], 1) for update in updates),
-        unguessed=len(different(unguessed) - different(told | guessed)),
+        unguessed=len(different(unguessed) - different(held)),
         ahead=sum(shown[update] > blind[update] for update in updates),
         apart=sum(shown[update] != blind[update] for update in updates),
     )
@@ -192,11 +192,10 @@ def asked(without: Iterable[AttackRecord]) -> list[AttackRecord]:
     return [record for record in rows if record.attack in names]
 
 
-def _unguessed(recognisable: AbstractSet[Key], without: Iterable[AttackRecord]) -> set[Key]:
-    """Those on which no baseline ended, where any was asked."""
-    rows = asked(without)
-    known = {(record.observation, source) for record in rows if record.status == "done" for source in record.forms}
-    return set(recognisable - known) if rows else set()
+def _ended(without: Iterable[AttackRecord]) -> set[Key]:
+    """Images on which a baseline ended."""
+    rows = [record for record in asked(without) if record.status == "done"]
+    return {(record.observation, source) for record in rows for source in record.forms}
 
 
 def _updates(records: Sequence[AttackRecord], names: Mapping[Key, object]) -> dict[str, Hashable]:

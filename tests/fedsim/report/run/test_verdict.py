@@ -282,6 +282,21 @@ def test_a_baseline_of_something_other_than_images_says_nothing_about_them(write
     assert (found.level, found.counts.unguessed) == ("open", 18)
 
 
+def test_a_baseline_that_ended_on_another_update_of_an_image_tells_of_it(write_run: Any, records: Any) -> None:
+    """The attack fails to make it recognisable there."""
+    rows, blind = [], []
+    for state, psnr, status in ((1, 25.0, "failed"), (2, 9.0, "done")):
+        for k in range(20):
+            row = records.attack(state, k, records.image(psnr, f"{k}", content=f"{k}", guess_psnr=10.0), certificate={})
+            image = {**row["images"][0], "psnr": 9.0}
+            rows.append(row)
+            blind.append({**row, "attack": "blind", "baseline": True, "status": status, "images": [image]})
+    found = verdict(read_run(write_run([*rows, *blind])))
+    assert (found.level, found.counts.images, found.counts.unguessed) == ("broken", 20, 0)
+    found = verdict(read_run(write_run([*rows, *blind[:22]], name="stopped")))
+    assert (found.level, found.counts.unguessed) == ("open", 18)
+
+
 def test_where_reading_nothing_does_as_well_no_number_of_images_would_tell(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(4)]
     found = verdict(read_run(write_run([*rows, *({**row, "attack": "blind", "baseline": True} for row in rows)])))
