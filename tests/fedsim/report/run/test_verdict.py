@@ -143,6 +143,19 @@ def test_updates_with_more_and_with_less_than_a_guess_are_pairs(
         assert found.cautions[0].endswith("takes 7 updates with more recognisable ones than without it to say broken.")
 
 
+def test_updates_with_as_many_as_a_guess_leak_as_well(write_run: Any, records: Any) -> None:
+    """Beside 4 of 16 updates with as many it takes 6 that lead: 10 against 4."""
+    rows = []
+    for n in range(16):
+        alike = n < 4
+        for hits, more in ((3, {}), (3 if alike else 0, {"attack": "blind", "baseline": True})):
+            images = [records.image(25.0 if k < hits else 9.0, f"{n}/{k}", guess_psnr=10.0) for k in range(4)]
+            rows.append(records.attack(1, n, *images, certificate={}, **more))
+    found = verdict(read_run(write_run(rows)))
+    assert (found.counts.tested, found.counts.pairs) == ((16, 4), (12, 12))
+    assert found.cautions[0].endswith("takes 6 updates with more recognisable ones than without it to say broken.")
+
+
 def test_an_image_behind_many_updates_counts_once(write_run: Any, records: Any) -> None:
     image = records.image(25.0, "same", content="same", guess_psnr=10.0)
     rest = [[records.image(9.0, f"{n}/{k}", content=f"{n}/{k}", guess_psnr=10.0) for k in range(4)] for n in range(6)]
