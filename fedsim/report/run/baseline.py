@@ -1,7 +1,7 @@
 """What can be had without any gradient: the mark that an attack must pass to have learned something."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -52,6 +52,15 @@ def needs_no_gradient(run: RecordedRun, attack: str) -> bool:
 def baselines(run: RecordedRun) -> frozenset[str]:
     """Names of a run's attacks that are baselines."""
     return frozenset(name for name in {record.attack for record in run.attacks} if needs_no_gradient(run, name))
+
+
+def unrun(runs: Iterable[RecordedRun]) -> bool:
+    """Whether a baseline was asked for of which its run has no line: it is known by its settings alone."""
+    return any(
+        needs_no_gradient(run, name)
+        for run in runs
+        for name in set(run.names("attack")) - {record.attack for record in run.attacks}
+    )
 
 
 def reading(run: RecordedRun) -> RecordedRun:

@@ -96,6 +96,7 @@ def count_images(
     records: Iterable[AttackRecord],
     without: Iterable[AttackRecord] = (),
     labels: AbstractSet[str] = frozenset(),
+    unrun: bool = False,
 ) -> Counts:
     """Over all of these attacks.
 
@@ -103,6 +104,7 @@ def count_images(
         records: of attacks that read what was shared.
         without: of attacks on the same updates that read nothing of them.
         labels: names of attacks on labels alone, which say nothing about images.
+        unrun: a baseline was asked for that has no record.
     """
     tried, without = on_images(records, labels), on_images(without, labels)
     known = named([*tried, *without])
@@ -122,7 +124,7 @@ def count_images(
     every, beyond_every = _observed(tried, names)
     unheld = {key for key in own | seen if known[key][1].guess_psnr is None}
     held = guessed | unheld | _ended(without)
-    unguessed = (own | seen) - held if asked(without) else set()
+    unguessed = (own | seen) - held if unrun or asked(without) else set()
     which = _updates([*tried, *without], names)
 
     def within(keys: Iterable[Key]) -> set[tuple[Hashable, object]]:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.compare.pooling import pool_runs
+from fedsim.report.matrix.read import read_counts
 from fedsim.report.run.read import read_run
 from fedsim.report.run.summary import summarise_attacks
 from fedsim.report.run.verdict import verdict
@@ -641,6 +643,20 @@ def test_an_attack_that_never_ran_is_told(write_run: Any, records: Any) -> None:
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.0), attack="other")])))
     assert found.level == "open"
     assert "Never ran: patch_gradient." in found.details
+
+
+def test_a_baseline_that_never_ran_may_have_done_as_well(write_run: Any, records: Any) -> None:
+    """The run stopped before its first line."""
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
+    config = "attack: {patch_gradient: {}, blind: {target: random}}\n"
+    folder = write_run(rows, config=config)
+    found = verdict(read_run(folder))
+    assert (found.level, found.counts.unguessed) == ("open", 20)
+    assert "Never ran: blind." in found.details
+    assert "(without the update: 0 of 20, unknown of 20 more)" in found.sentence
+    (pool,) = pool_runs([read_run(folder)])
+    assert pool.leakage.counts == pool.only(pool.tried).leakage.counts == found.counts
+    assert read_counts([folder], {"patch_gradient"}) == found.counts
 
 
 def test_a_picture_observed_twice_is_said_to_be_one(write_run: Any, records: Any) -> None:
