@@ -108,7 +108,7 @@ def verdict(run: RecordedRun) -> Verdict:
         level,
         f"{proof.sentence} {shown}" if proof is not None and level == "proven" else shown,
         (
-            *cautions(run.bounds, leakage.counts.beyond_guess),
+            *cautions(run.bounds, leakage.counts.beyond_guess, leakage.counts.unguessed),
             *few_images(leakage.counts),
             *_few_test_images(run),
             *_unchanged(run),
