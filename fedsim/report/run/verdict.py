@@ -73,6 +73,7 @@ class Verdict:
             "recognisable": self.counts.own,
             "recognisable_as_seen": self.counts.as_seen,
             "guessed": self.counts.guessed,
+            "unguessed": self.counts.unguessed,
             "refused": self.counts.refused,
             "failed": self.counts.failed,
         }

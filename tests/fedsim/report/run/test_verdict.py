@@ -540,6 +540,7 @@ def test_the_line_and_the_record_of_a_verdict(write_run: Any, records: Any) -> N
         "recognisable": 0,
         "recognisable_as_seen": 0,
         "guessed": 0,
+        "unguessed": 0,
         "refused": 0,
         "failed": 0,
     }
