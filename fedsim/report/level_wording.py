@@ -123,8 +123,8 @@ def _least(counts: Counts) -> int | None:
 
 
 def _of_updates(counts: Counts) -> str:
-    """Where the level counts updates."""
-    return f" of {count(counts.updates or 0, 'update')}" if counts.by_update else ""
+    """Where the level counts updates: those of the same images as one."""
+    return f" of {count(counts.updates or 0, 'different update')}" if counts.by_update else ""
 
 
 def _too_few(counts: Counts) -> str:

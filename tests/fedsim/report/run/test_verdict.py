@@ -180,7 +180,7 @@ def test_an_update_in_which_nothing_leaks_is_no_evidence_that_another_does(
     ]  # fmt: skip
     found = verdict(read_run(write_run(rows)))
     assert (found.counts.recognisable, found.counts.images, found.level) == (4, 4, "open")
-    assert (found.counts.updates, "of 1 update observed" in found.cautions[0]) == (1, True)
+    assert (found.counts.updates, "of 1 different update observed" in found.cautions[0]) == (1, True)
 
 
 def test_the_same_images_observed_again_are_one_update(write_run: Any, records: Any) -> None:
