@@ -81,7 +81,7 @@ def test_images_of_one_update_count_as_one(write_run: Any, records: Any, batch: 
     found = verdict(read_run(write_run(rows)))
     assert found.level == found.counts.level == level
     assert found.to_dict()["updates"] == 8 // batch
-    updates = {4: "2 updates", 8: "1 update"}
+    updates = {4: "2 different updates", 8: "1 different update"}
     if level == "open":
         assert found.cautions == (
             f"8 different images of {updates[batch]} observed: without a certificate it takes at least 4 updates, each "
