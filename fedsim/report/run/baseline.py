@@ -9,7 +9,7 @@ from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.run.summary import mean_psnr
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN
-from fedsim.report.wording import count, decibels
+from fedsim.report.wording import count, graded
 
 GUESS, GREY = "the mean of public images", "mid-grey"
 """The guess, and mid-grey: what that is where there are no public pictures, and a mark beside it elsewhere."""
@@ -133,6 +133,6 @@ def against_guess(attack: str, baseline: Baseline, held: int) -> str:
     if not on and baseline.of < held:
         on = f" on the {baseline.of:,} of {count(held, 'image')} that {attack} rebuilt"
     return (
-        f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average{on}; {attack} reaches "
+        f"Without any gradient {baseline.name} reaches {graded(baseline.psnr)} on average{on}; {attack} reaches "
         f"{more}{' there' if on else ''}{counted}."
     )

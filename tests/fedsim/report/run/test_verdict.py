@@ -262,6 +262,15 @@ def test_an_attack_that_reads_nothing_is_a_guess_too(write_run: Any, records: An
     assert (found.level, found.counts.guessed) == ("open", 20)
 
 
+def test_a_baseline_below_the_threshold_is_not_rounded_up_to_it(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(4)]
+    pale = [records.image(19.97, f"i/{k}", guess_psnr=10.0) for k in range(4)]
+    rows += [records.attack(1, k, one, attack="blind", baseline=True) for k, one in enumerate(pale)]
+    found = verdict(read_run(write_run(rows)))
+    told = "Without any gradient blind reaches 19.9 dB on average; patch_gradient reaches 5.0 dB more."
+    assert told in found.details
+
+
 def test_where_a_baseline_did_not_end_it_may_have_done_as_well(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
     blind = [{**row, "attack": "blind", "baseline": True} for row in rows]
