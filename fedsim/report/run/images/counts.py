@@ -85,7 +85,10 @@ class Counts:
 
     @property
     def pairs(self) -> tuple[int, int] | None:
-        """Updates that lead, and those that differ, where the sign test counts: beside updates with guesses."""
+        """Updates that lead, and those that differ, where the sign test counts: beside updates with guesses.
+
+        One image makes no more than one of them lead. Those that lag all count: that never makes a level claim more.
+        """
         if not self.by_update or not self.tested[1]:
             return None
         ahead = min(self.ahead, self.recognisable)
