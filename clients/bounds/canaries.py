@@ -15,6 +15,7 @@ from defenses.base import Defense
 from defenses.privacy.accounting import gaussian_epsilon, gaussian_mu
 from defenses.settings import whole
 from fedsim.bounds.empirical import CONFIDENCE, mu_estimate, mu_lower
+from fedsim.bounds.robustness_wording import rounded_down
 from fedsim.bounds.statement import Statement
 from fedsim.errors import NotApplicable, require
 
@@ -78,7 +79,7 @@ class Canaries(Bound):
         if not found:
             raise next(iter(refused.values()))
         told = [
-            f"of {name}'s ε a release shows at least {one.lower:.3g} with {CONFIDENCE:.1%} confidence, "
+            f"of {name}'s ε a release shows at least {rounded_down(one.lower):.3g} with {CONFIDENCE:.1%} confidence, "
             f"{'more' if one.broken else 'no more'} than the {one.claimed:.3g} that it claims at δ = {one.delta:g}"
             for name, one in found.items()
         ]
@@ -96,7 +97,7 @@ class Canaries(Bound):
             (
                 name,
                 f"{one.claimed:.3g}",
-                f"{one.lower:.3g}",
+                f"{rounded_down(one.lower):.3g}",
                 f"{one.estimate:.3g}",
                 f"{one.canaries:,} + {one.canaries:,}",
                 one.kind,

@@ -122,8 +122,9 @@ def check_unit(unit: MatrixRun) -> None:
     if asked is None:
         return
     kept = unit.kind == AUDIT or (unit.folder / SEAL).exists()
-    gpus = unit.config["simulation"]["num_gpus"]
-    before, now = (absolute(_on_cpu(settings, gpus)) for settings in (asked["settings"], unit.settings))
+    gpus = _has_gpus(unit)
+    given = (asked["settings"], asked.get("gpus", gpus)), (unit.settings, gpus)  # earlier versions recorded none
+    before, now = (absolute(_on_cpu(settings, gpus)) for settings, gpus in given)
     differing = first_difference(before, now)
     if differing and kept:
         key, before, now = differing
@@ -141,10 +142,15 @@ def check_unit(unit: MatrixRun) -> None:
             )
 
 
-def _on_cpu(settings: Config, num_gpus: float) -> Config:
+def _has_gpus(unit: MatrixRun) -> bool:
+    """Whether workers ask for a share of a GPU; how large it is changes no result."""
+    return bool(unit.config["simulation"]["num_gpus"])
+
+
+def _on_cpu(settings: Config, gpus: bool) -> Config:
     """With `auto` as workers of a cluster get it, where it stands for the CPU here too."""
     client = settings.get("client", {})
-    if client.get("device") != "auto" or num_gpus or torch.cuda.is_available():
+    if client.get("device") != "auto" or gpus or torch.cuda.is_available():
         return settings
     return {**settings, "client": {**client, "device": "cpu"}}
 
@@ -223,7 +229,8 @@ def _train(unit: MatrixRun) -> None:
     start = time.perf_counter()
     with quiet():
         run_federated(unit.config | {"run_dir": str(unit.folder)}, unit.folder)
-    _write(unit.folder / ASKED, {"settings": unit.settings, "attacks": {}, "content": unit.content})
+    asked = {"settings": unit.settings, "gpus": _has_gpus(unit), "attacks": {}, "content": unit.content}
+    _write(unit.folder / ASKED, asked)
     _write(unit.folder / SEAL, {"attacks": [], "seconds": time.perf_counter() - start})
 
 
@@ -238,7 +245,8 @@ def _audit(unit: MatrixRun) -> None:
         updates = divide(choose_images(setup), config["audit"]["batch_size"], setup.sums)
         _write(folder / BASELINE, guess(setup))
         judged = any(isinstance(defense, LeakageGate) for defense in setup.defenses.defenses.values())
-        asked = {"settings": unit.settings, "attacks": {}, "updates": len(updates), "judged": judged}
+        asked = {"settings": unit.settings, "gpus": _has_gpus(unit), "attacks": {}}
+        asked |= {"updates": len(updates), "judged": judged}
     content = {**asked.get("content", {}), **unit.content}  # attacks of earlier calls have files of their own
     _write(folder / ASKED, asked | {"attacks": asked["attacks"] | config["attack"], "content": content})
     recorded = folder / "config.yaml"

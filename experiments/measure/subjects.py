@@ -1,7 +1,7 @@
 """The models to measure: finished runs, or one model with its weights."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -282,25 +282,31 @@ def _told_apart(runs: Sequence[Config], flat: Sequence[dict[str, str]]) -> list[
     names = []
     for run, settings in zip(runs, flat, strict=True):
         defenses = " + ".join(run.get("defense") or {}) or "no defense"
-        different = [_difference(key, settings[key]) for key in differing if key in settings]
+        different = [_difference(key, settings[key], values[key]) for key in differing if key in settings]
         names.append(", ".join([defenses, *different]))
     return names
 
 
-def _difference(key: str, value: str) -> str:
-    """A class by its own name, under that of what it is the class of."""
+def _difference(key: str, value: str, every: Collection[str]) -> str:
+    """A class by its own name, under that of what it is the class of; by its whole path where that tells it apart.
+
+    Args:
+        every: what the runs have there.
+    """
     name = key.removeprefix("defense.")
     if name.endswith("._target_"):
-        return f"{name.removesuffix('._target_')}={value.rpartition('.')[2]}"
+        own = value.rpartition(".")[2]
+        alone = [one.rpartition(".")[2] for one in every].count(own) == 1
+        return f"{name.removesuffix('._target_')}={own if alone else value}"
     return f"{name}={value}"
 
 
 def _matters(key: str) -> bool:
     """Whether a setting that differs belongs in a name: runs that differ in seeds alone are repetitions.
 
-    A name begins with the defenses, whose classes go without saying.
+    A name begins with the defenses, whose own classes go without saying.
     """
     parts = key.split(".")
     if parts[0] in HOUSEKEEPING or parts[-1] == "seed":
         return False
-    return parts[-1] != "_target_" or parts[0] != "defense"
+    return parts[-1] != "_target_" or parts[0] != "defense" or len(parts) != 3

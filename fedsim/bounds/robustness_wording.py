@@ -49,6 +49,20 @@ def rounded_up(bound: float) -> float:
     return math.ceil(bound * 10.0**digits - 1e-9) / 10.0**digits
 
 
+def rounded_down(bound: float) -> float:
+    """To three digits, never more.
+
+    >>> rounded_down(3**0.5)
+    1.73
+    >>> rounded_down(1.988)
+    1.98
+    """
+    if bound <= 0.0 or not math.isfinite(bound):
+        return bound
+    digits = 2 - math.floor(math.log10(bound))
+    return math.floor(bound * 10.0**digits + 1e-9) / 10.0**digits
+
+
 def lasting(proven: GaussianDP) -> str:
     """For how many such releases that stays at most `PROVEN_GAMMA`, and what is outside of it."""
     if proven.mu == 0 or proven.releases < 1:

@@ -114,15 +114,17 @@ def _least(counts: Counts) -> int | None:
     """
     guessed, of, pairs = counts.tested[1], counts.independent, counts.pairs
     behind = pairs[1] - pairs[0] if pairs else 0
+    alike = max(counts.tested[0] - pairs[0], 0) if pairs else 0  # as many with the update as without: they leak too
     for k in range(1, of - behind + 1):
-        if by_chance(k, guessed, of, (k, k + behind) if pairs else None) < BROKEN_BY_CHANCE:
+        leaking = k + min(alike, of - behind - k)
+        if by_chance(leaking, guessed, of, (k, k + behind) if pairs else None) < BROKEN_BY_CHANCE:
             return k
     return None
 
 
 def _of_updates(counts: Counts) -> str:
-    """Where the level counts updates."""
-    return f" of {count(counts.updates or 0, 'update')}" if counts.by_update else ""
+    """Where the level counts updates: those of the same images as one."""
+    return f" of {count(counts.updates or 0, 'different update')}" if counts.by_update else ""
 
 
 def _too_few(counts: Counts) -> str:

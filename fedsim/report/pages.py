@@ -31,7 +31,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("percent", "decibels", "graded", "decimal", "duration", "count", "likeness", "breakable"):
+    for name in ("percent", "graded", "decimal", "duration", "count", "likeness", "breakable"):
         made.filters[name] = getattr(wording, name)
     for name in ("cell_level", "cell_text", "cell_story", "counts_text", "leakage_text", "strongest_level"):
         made.filters[name] = getattr(matrix_wording, name)

@@ -15,7 +15,7 @@ from fedsim.report.draw.chart_data import Chart, Series
 from fedsim.report.draw.svg import SERIES
 from fedsim.report.level_wording import few_images, few_test_images, of_images, without_update
 from fedsim.report.pages import filled
-from fedsim.report.run.baseline import baselines, guessing, reading
+from fedsim.report.run.baseline import baselines, guessing, reading, unrun
 from fedsim.report.run.bounds.section import shown_bounds
 from fedsim.report.run.gallery import build_gallery
 from fedsim.report.run.images.counts import sizes
@@ -215,8 +215,9 @@ def _last_part(dotted: object) -> str | None:
 
 def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
     """Key figures as (name, value, note)."""
-    without, run, labels = guessing(run).attacks, reading(run), labels_of(run)
-    rows, leakage, accuracy = summarise_attacks(run), summarise_leakage(run, without, labels), final_accuracy(run)
+    without, silent, run, labels = guessing(run).attacks, unrun([run]), reading(run), labels_of(run)
+    rows, accuracy = summarise_attacks(run), final_accuracy(run)
+    leakage = summarise_leakage(run, without, labels, silent)
     counts, cards = leakage.counts, []
     if leakage.scored:
         note = f"{counts.recognisable:,} of {of_images(leakage)}"

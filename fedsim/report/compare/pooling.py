@@ -13,7 +13,7 @@ from fedsim.report.compare.settings import (
     own_settings,
     seeds,
 )
-from fedsim.report.run.baseline import Baseline, best_baseline, needs_no_gradient
+from fedsim.report.run.baseline import Baseline, best_baseline, needs_no_gradient, unrun
 from fedsim.report.run.bounds.records import BoundRecord, proof_of, weakest
 from fedsim.report.run.images.leakage import Leakage, summarise_leakage
 from fedsim.report.run.label_attacks import after_labels
@@ -53,6 +53,7 @@ class PooledRuns:
         test_images: the fewest that one of them is a share of; None where nothing says.
         guess: the accuracy of who always names the commonest class of the test images; None where nothing says.
         bounds: of each seed those of its finished runs.
+        unrun: a baseline was asked for that one of the runs has no line of.
     """
 
     others: Settings
@@ -70,6 +71,7 @@ class PooledRuns:
     test_images: int | None
     guess: float | None
     bounds: tuple[tuple[BoundRecord, ...], ...] = ()
+    unrun: bool = False
 
     @property
     def proof(self) -> BoundRecord | None:
@@ -107,7 +109,7 @@ class PooledRuns:
             labels=self.labels & names,
             records=records,
             attacks=tuple(row for row in self.attacks if row.attack in names),
-            leakage=summarise_leakage(replace(self.example, attacks=records), self.without, self.labels),
+            leakage=summarise_leakage(replace(self.example, attacks=records), self.without, self.labels, self.unrun),
         )
 
 
@@ -140,6 +142,7 @@ def _pool(
     without = tuple(record for record, blind in found if blind)
     pooled = replace(groups[0][0], attacks=records)
     rows = [row for row in summarise_attacks(pooled) if row.attack not in labels]
+    silent = unrun(run for group in groups for run in group)
     strongest = next((row.attack for row in rows if row.mean_leaked is not None), "")
     means = [mean([value for run in group if (value := final_accuracy(run)) is not None]) for group in groups]
     tested = [run.test_pictures for group in groups for run in group if run.test_pictures is not None]
@@ -160,7 +163,8 @@ def _pool(
         records=records,
         without=without,
         attacks=tuple(rows),
-        leakage=summarise_leakage(pooled, without, labels),
+        leakage=summarise_leakage(pooled, without, labels, silent),
+        unrun=silent,
         baseline=best_baseline(strongest, records, without),
         accuracies=tuple(value for value in means if value is not None),
         test_images=min(tested, default=None),

@@ -94,7 +94,7 @@ def _judge(name: str, pool: PooledRuns, plains: list[PooledRuns]) -> DefenseVerd
         level,
         f"{proof.sentence} {shown}" if proof is not None and level == "proven" else shown,
         "" if plain is None else _comparison(pool, plain, compare(pool, plain, plains)),
-        (*_at_odds(pool, beyond_guess), *few_images(pool.leakage.counts), *_few_test_images(pool)),
+        (*_at_odds(pool), *few_images(pool.leakage.counts), *_few_test_images(pool)),
         tuple(details),
         pool.seeds,
     )
@@ -137,9 +137,10 @@ def _units(pool: PooledRuns, plain: PooledRuns) -> str:
     return "updates" if batches else "different images"
 
 
-def _at_odds(pool: PooledRuns, beyond_guess: int) -> dict[str, None]:
+def _at_odds(pool: PooledRuns) -> dict[str, None]:
+    counts = pool.leakage.counts
     bounds = [one for of_seed in pool.bounds for one in of_seed]
-    return dict.fromkeys(cautions(bounds, beyond_guess if pool.proof is not None else 0))
+    return dict.fromkeys(cautions(bounds, counts.beyond_guess if pool.proof is not None else 0, counts.unguessed))
 
 
 def _few_test_images(pool: PooledRuns) -> list[str]:

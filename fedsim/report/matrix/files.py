@@ -36,6 +36,7 @@ COLUMNS = (
     "certified",
     "recognisable",
     "guessed",
+    "unguessed",
     "images",
     "label_exact",
     "label_share",
@@ -56,6 +57,7 @@ COLUMNS = (
     "row_certified",
     "row_recognisable",
     "row_guessed",
+    "row_unguessed",
     "row_images",
     "accuracy",
     "spread",
@@ -151,7 +153,7 @@ def _csv_line(row: MatrixRow, cell: MatrixCell) -> dict[str, object]:
 
 def _flat(counts: Counts | None, of: str = "") -> dict[str, object]:
     """Without the number of attacks that ended, which `done` tells."""
-    names = ("certified", "recognisable", "guessed", "images")
+    names = ("certified", "recognisable", "guessed", "unguessed", "images")
     return {} if counts is None else {f"{of}{name}": getattr(counts, name) for name in names}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.bounds.privacy import is_budget
 from fedsim.report.matrix.cells import MatrixCell
-from fedsim.report.run.baseline import guessing, reading
+from fedsim.report.run.baseline import guessing, reading, unrun
 from fedsim.report.run.images.counts import Counts, count_images
 from fedsim.report.run.label_attacks import after_labels, labels_of
 from fedsim.report.run.read import RecordedRun, read_run
@@ -61,10 +61,12 @@ def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -
     records = () if audit is None else audit.attacks
     without = () if audit is None else guessing(audit).attacks
     labels = frozenset() if audit is None else labels_of(audit)
-    cells = []
+    silent, cells = audit is not None and unrun([audit]), []
     for name in attacks:
         rows = [row for row in records if row.attack == name]
-        cells.append(replace(_cell(name, state, rows, updates, guess), counts=count_images(rows, without, labels)))
+        cells.append(
+            replace(_cell(name, state, rows, updates, guess), counts=count_images(rows, without, labels, silent))
+        )
     return cells
 
 
@@ -80,7 +82,7 @@ def read_counts(folders: Iterable[Path], attacks: Collection[str]) -> Counts:
             records += _apart([one for one in reading(audit).attacks if one.attack in attacks], number)
             without += _apart(guessing(audit).attacks, number)
     labels = {name for name in attacks if after_labels([(audit, name) for audit in audits])}
-    return count_images(records, without, labels)
+    return count_images(records, without, labels, unrun(audits))
 
 
 def _apart(records: Iterable[AttackRecord], audit: int) -> list[AttackRecord]:

@@ -112,19 +112,23 @@ def _of_open(rows: list[MatrixRow]) -> str:
     counts = [row.counts for row in rows if row.counts is not None]
     more = [one for one in counts if one.recognisable > one.guessed]
     told = ["none is certified"]
-    if any(one.guess_known for one in more):
+    if any(one.guess_known and not one.unguessed for one in more):
         told.append("those that are recognisable are too few for the level broken")
+    if unguessed := sum(one.unguessed for one in more):
+        told.append(f"no baseline ended on {unguessed:,} of those that are recognisable")
     if not all(one.guess_known for one in more):
         told.append("without a guess on record chance cannot be told")
     return f": {', '.join(told)}; another attack may still break {'it' if len(rows) == 1 else 'them'}"
 
 
 def _counted(row: MatrixRow) -> str:
-    """`mixup 3 of 8, without the update 1, 2 certified`, less what is nought."""
+    """`mixup 3 of 8, without the update 1 and unknown of 2 more, 2 certified`, less what is nought."""
     if row.counts is None or not row.counts.ended:
         return row.name
     told = f"{row.name} {row.counts.recognisable:,} of {row.counts.images:,}"
-    told += f", without the update {row.counts.guessed:,}" if row.counts.guessed else ""
+    unknown = f"unknown of {row.counts.unguessed:,} more" if row.counts.unguessed else ""
+    if row.counts.guessed or unknown:
+        told += f", without the update {' and '.join(filter(None, (f'{row.counts.guessed:,}', unknown)))}"
     return told + (f", {row.counts.certified:,} certified" if row.counts.certified else "")
 
 

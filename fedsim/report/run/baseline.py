@@ -1,7 +1,7 @@
 """What can be had without any gradient: the mark that an attack must pass to have learned something."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -9,7 +9,7 @@ from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord, ImageRecord
 from fedsim.report.run.summary import mean_psnr
 from fedsim.report.thresholds import EXACT, GUESS_MARGIN
-from fedsim.report.wording import count, decibels
+from fedsim.report.wording import count, graded
 
 GUESS, GREY = "the mean of public images", "mid-grey"
 """The guess, and mid-grey: what that is where there are no public pictures, and a mark beside it elsewhere."""
@@ -52,6 +52,15 @@ def needs_no_gradient(run: RecordedRun, attack: str) -> bool:
 def baselines(run: RecordedRun) -> frozenset[str]:
     """Names of a run's attacks that are baselines."""
     return frozenset(name for name in {record.attack for record in run.attacks} if needs_no_gradient(run, name))
+
+
+def unrun(runs: Iterable[RecordedRun]) -> bool:
+    """Whether a baseline was asked for of which its run has no line: it is known by its settings alone."""
+    return any(
+        needs_no_gradient(run, name)
+        for run in runs
+        for name in set(run.names("attack")) - {record.attack for record in run.attacks}
+    )
 
 
 def reading(run: RecordedRun) -> RecordedRun:
@@ -124,6 +133,6 @@ def against_guess(attack: str, baseline: Baseline, held: int) -> str:
     if not on and baseline.of < held:
         on = f" on the {baseline.of:,} of {count(held, 'image')} that {attack} rebuilt"
     return (
-        f"Without any gradient {baseline.name} reaches {decibels(baseline.psnr)} on average{on}; {attack} reaches "
+        f"Without any gradient {baseline.name} reaches {graded(baseline.psnr)} on average{on}; {attack} reaches "
         f"{more}{' there' if on else ''}{counted}."
     )

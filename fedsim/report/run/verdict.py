@@ -7,7 +7,7 @@ from typing import Any
 from fedsim.metrics.chance import only_guessed
 from fedsim.report.level import Level, with_theorem
 from fedsim.report.level_wording import TAGS, few_images, few_test_images, judged
-from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, needs_no_gradient, reading
+from fedsim.report.run.baseline import Baseline, against_guess, best_baseline, guessing, reading, unrun
 from fedsim.report.run.bounds.records import cautions, proof_of
 from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.images.counts import Counts, asked
@@ -73,6 +73,7 @@ class Verdict:
             "recognisable": self.counts.own,
             "recognisable_as_seen": self.counts.as_seen,
             "guessed": self.counts.guessed,
+            "unguessed": self.counts.unguessed,
             "refused": self.counts.refused,
             "failed": self.counts.failed,
         }
@@ -83,9 +84,9 @@ def verdict(run: RecordedRun) -> Verdict:
 
     Attacks on labels alone decide nothing: the verdict is about images.
     """
-    without, run = guessing(run).attacks, reading(run)
+    without, silent, run = guessing(run).attacks, unrun([run]), reading(run)
     labels = labels_of(run)
-    rows, leakage = summarise_attacks(run), summarise_leakage(run, without, labels)
+    rows, leakage = summarise_attacks(run), summarise_leakage(run, without, labels, silent)
     on_images = [row for row in rows if row.attack not in labels]
     counted = leakage.counts.level
     proof = proof_of(run.bounds) if run.finished else None
@@ -108,7 +109,7 @@ def verdict(run: RecordedRun) -> Verdict:
         level,
         f"{proof.sentence} {shown}" if proof is not None and level == "proven" else shown,
         (
-            *cautions(run.bounds, leakage.counts.beyond_guess),
+            *cautions(run.bounds, leakage.counts.beyond_guess, leakage.counts.unguessed),
             *few_images(leakage.counts),
             *_few_test_images(run),
             *_unchanged(run),
@@ -171,8 +172,8 @@ def _untested(run: RecordedRun, rows: list[AttackSummary], leakage: Leakage, eve
 def _unended(run: RecordedRun, rows: list[AttackSummary], without: Sequence[AttackRecord]) -> list[str]:
     """Attacks that failed, or never ran although others did: what they would have rebuilt is not known."""
     failed = [f"{row.attack} on {row.failed:,} of {_updates(row)}" for row in rows if row.failed]
-    ran = {record.attack for record in run.attacks}
-    silent = [name for name in run.names("attack") if name not in ran and not needs_no_gradient(run, name)]
+    ran = {record.attack for record in (*run.attacks, *without)}
+    silent = [name for name in run.names("attack") if name not in ran]
     who = "it" if len(failed) == 1 else "they"
     words = [f"Failed: {listed(failed)}; what {who} would have rebuilt is not known."] if failed else []
     return [*words, *_unguessed(run, without), *([f"Never ran: {listed(silent)}."] if silent and rows else [])]

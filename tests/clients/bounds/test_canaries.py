@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clients.bounds import Canaries, empirical_epsilon
+from clients.bounds import Canaries, canaries, empirical_epsilon
 from defenses import DPSGD, GradientClip, GradientNoise, LocalDP
 from defenses.base import Defense
 from defenses.privacy.accounting import gaussian_delta, gaussian_mu
@@ -284,3 +284,11 @@ def test_beside_an_audit(parties):
         Canaries()(parties("defense=[gradient_noise]", images=1))
     with pytest.raises(ConfigError, match="canaries=1"):
         Canaries(canaries=1)
+
+
+def test_a_lower_end_is_not_said_larger_than_it_is(parties, monkeypatch):
+    shown = canaries.EmpiricalEpsilon(8.0, 1.9999, 3.0, 1e-5, 0.999, 10, False, "first")
+    monkeypatch.setattr(canaries, "empirical_epsilon", lambda *_, **__: shown)
+    found = Canaries()(parties("defense=[local_dp]", images=1))
+    assert "shows at least 1.99 with" in found.sentence
+    assert found.rows[0][2] == "1.99"

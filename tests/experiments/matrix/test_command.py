@@ -344,7 +344,8 @@ def test_runs_one_after_the_other_share_no_ray(matrix, monkeypatch):
     assert "failed, and tried again" in err
 
 
-def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path):
+def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     simulation = {"engine": "ray", "threads": 2, "num_gpus": 0}
     config = {"simulation": simulation, "client": {"device": "cpu"}, "attack": {}, "audit": {"victims": 1}}
     config |= {"data": {}, "model": {"checkpoint": None}}
@@ -355,13 +356,17 @@ def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path):
         changed = {"client": {"device": device}, "simulation": {**simulation, "num_gpus": num_gpus}}
         return matrix_units.MatrixRun("none", matrix_units.AUDIT, "initial", folder, {**config, **changed})
 
-    for device, gpus, others in (("cpu", 0, [("auto", 1)]), ("auto", 1, [])):
-        asked = {"settings": unit(device, gpus).settings, "attacks": {}}
+    recorded = (("cpu", 0, [("auto", 1)], "cpu, not auto"), ("auto", 1, [("auto", 0), ("cpu", 0)], "auto, not cpu"))
+    for device, gpus, others, told in recorded:
+        asked = {"settings": unit(device, gpus).settings, "gpus": bool(gpus), "attacks": {}}
         (folder / matrix_units.ASKED).write_text(json.dumps(asked))
         matrix_units.check_unit(unit(device, gpus))
         for other in others:
-            with pytest.raises(ConfigError, match=r"client\.device=cpu, not auto"):
+            with pytest.raises(ConfigError, match=rf"client\.device={told}"):
                 matrix_units.check_unit(unit(*other))
+    earlier = {"settings": unit("auto", 0).settings, "attacks": {}}
+    (folder / matrix_units.ASKED).write_text(json.dumps(earlier))
+    matrix_units.check_unit(unit("cpu", 0))
 
 
 def without(line):

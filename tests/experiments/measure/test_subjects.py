@@ -93,6 +93,11 @@ def test_runs_of_two_classes_are_no_repetitions():
     assert _names(runs, None) == ["no defense, strategy=FedAvg", "no defense, strategy=FedMedian"]
     runs = [{"seed": 0, "defense": {name: {"_target_": f"defenses.{name}"}}} for name in ("mjp", "mixup")]
     assert _names(runs, None) == ["mjp", "mixup"]
+    gates = [{"_target_": "defenses.Gate", "attack": {"_target_": f"attacks.{name}"}} for name in ("Dlg", "April")]
+    runs = [{"seed": 0, "defense": {"gate": gate}} for gate in gates]
+    assert _names(runs, None) == ["gate, gate.attack=Dlg", "gate, gate.attack=April"]
+    runs = [{"seed": 0, "strategy": {"_target_": f"{package}.FedAvg"}} for package in ("mine", "yours")]
+    assert _names(runs, None) == ["no defense, strategy=mine.FedAvg", "no defense, strategy=yours.FedAvg"]
 
 
 def test_a_run_is_no_repetition_of_itself(write_run, settings, tmp_path):

@@ -109,17 +109,19 @@ def weakest(proofs: Sequence[BoundRecord]) -> BoundRecord | None:
     return max(proofs, key=lambda one: one.mu or 0.0, default=None)
 
 
-def cautions(bounds: Sequence[BoundRecord], rebuilt: int) -> list[str]:
+def cautions(bounds: Sequence[BoundRecord], rebuilt: int, unguessed: int = 0) -> list[str]:
     """Where a theorem and what was found do not go together.
 
     Args:
         rebuilt: different images recognised beyond those that a guess makes so.
+        unguessed: of these, those on which no baseline ended, though one was asked.
     """
     sentences = [f"{one.bound} found a fault: {one.sentence}" for one in bounds if one.finds_fault]
     if rebuilt > 0 and (proof := proof_of(bounds)) is not None:
+        unknown = f" (no baseline ended on {unguessed:,} of those that came out, to tell)" if unguessed else ""
         sentences.append(
             f"A theorem says that this is improbable ({proof.bound}), so that nothing is proven: the mechanism is not "
-            "as its settings say (bound=[canaries] tests it), or the images were easy to guess before."
+            f"as its settings say (bound=[canaries] tests it), or the images were easy to guess before{unknown}."
         )
     return sentences
 

@@ -85,7 +85,10 @@ class Counts:
 
     @property
     def pairs(self) -> tuple[int, int] | None:
-        """Updates that lead, and those that differ, where the sign test counts: beside updates with guesses."""
+        """Updates that lead, and those that differ, where the sign test counts: beside updates with guesses.
+
+        One image makes no more than one of them lead. Those that lag all count: that never makes a level claim more.
+        """
         if not self.by_update or not self.tested[1]:
             return None
         ahead = min(self.ahead, self.recognisable)
@@ -96,6 +99,7 @@ def count_images(
     records: Iterable[AttackRecord],
     without: Iterable[AttackRecord] = (),
     labels: AbstractSet[str] = frozenset(),
+    unrun: bool = False,
 ) -> Counts:
     """Over all of these attacks.
 
@@ -103,6 +107,7 @@ def count_images(
         records: of attacks that read what was shared.
         without: of attacks on the same updates that read nothing of them.
         labels: names of attacks on labels alone, which say nothing about images.
+        unrun: a baseline was asked for that has no record.
     """
     tried, without = on_images(records, labels), on_images(without, labels)
     known = named([*tried, *without])
@@ -121,14 +126,14 @@ def count_images(
     declined, beyond_declined = _observed(refused, names)
     every, beyond_every = _observed(tried, names)
     unheld = {key for key in own | seen if known[key][1].guess_psnr is None}
-    unguessed = _unguessed(own | seen, without) - guessed - unheld
+    held = guessed | unheld | _ended(without)
+    unguessed = (own | seen) - held if unrun or asked(without) else set()
     which = _updates([*tried, *without], names)
 
     def within(keys: Iterable[Key]) -> set[tuple[Hashable, object]]:
         return {(which.get(key[0], key[0]), names[key]) for key in keys}
 
-    told = (own | seen) - unguessed  # one update of an image that a baseline ended on is enough
-    unknown = within(unguessed) - within(told)
+    unknown = within(unguessed) - within(held)  # one update of an image that a baseline ended on is enough
     shown, blind = (
         Counter(one for one, _ in pairs) for pairs in (within(own | seen), within(guessed | unheld) | unknown)
     )
@@ -149,7 +154,7 @@ def count_images(
         updates=len(updates),
         leaking=sum(shown[update] >= max(blind[update], 1) for update in updates),
         guessing=sum(blind[update] >= max(shown[update], 1) for update in updates),
-        unguessed=len(different(unguessed) - different(told | guessed)),
+        unguessed=len(different(unguessed) - different(held)),
         ahead=sum(shown[update] > blind[update] for update in updates),
         apart=sum(shown[update] != blind[update] for update in updates),
     )
@@ -186,17 +191,16 @@ def sizes(records: Iterable[AttackRecord]) -> dict[str, int]:
 
 
 def asked(without: Iterable[AttackRecord]) -> list[AttackRecord]:
-    """Records of baselines, less those of one that only refused: it applies to none of these updates."""
-    rows = [record for record in without if record.target != "labels"]
+    """Records of baselines on images, less those of one that only refused: it applies to none of these updates."""
+    rows = [record for record in without if record.target in (None, "images")]
     names = {record.attack for record in rows if record.status != "refused"}
     return [record for record in rows if record.attack in names]
 
 
-def _unguessed(recognisable: AbstractSet[Key], without: Iterable[AttackRecord]) -> set[Key]:
-    """Those on which no baseline ended, where any was asked."""
-    rows = asked(without)
-    known = {(record.observation, source) for record in rows if record.status == "done" for source in record.forms}
-    return set(recognisable - known) if rows else set()
+def _ended(without: Iterable[AttackRecord]) -> set[Key]:
+    """Images on which a baseline ended."""
+    rows = [record for record in asked(without) if record.status == "done"]
+    return {(record.observation, source) for record in rows for source in record.forms}
 
 
 def _updates(records: Sequence[AttackRecord], names: Mapping[Key, object]) -> dict[str, Hashable]:

@@ -45,13 +45,17 @@ class Leakage:
 
 
 def summarise_leakage(
-    run: RecordedRun, without: Sequence[AttackRecord] = (), labels: AbstractSet[str] = frozenset()
+    run: RecordedRun,
+    without: Sequence[AttackRecord] = (),
+    labels: AbstractSet[str] = frozenset(),
+    unrun: bool = False,
 ) -> Leakage:
     """Count images over all attacks, each image of each observation once.
 
     Args:
         without: records of attacks that read nothing of the same updates: what they reach is a guess too.
         labels: names of attacks on labels alone, which say nothing about images.
+        unrun: as `count_images`.
     """
     known, held = named(run.attacks), sizes(run.attacks)
     found = rebuilt(on_images(run.attacks, labels))
@@ -68,5 +72,5 @@ def summarise_leakage(
         different=len(set(same.names.values())) if same.distinct and len(known) == sum(held.values()) else None,
         seen_psnr=mean_psnr([max(one.psnr or 0.0 for _, one in found[key] if one.as_seen) for key in hidden]),
         own_psnr=mean_psnr([max(best[key]) for key in hidden if best[key]]),
-        counts=count_images(run.attacks, without, labels),
+        counts=count_images(run.attacks, without, labels, unrun),
     )

@@ -127,6 +127,7 @@ def test_the_numbers_come_back_from_the_file(tmp_path):
         "1",
         "0",
     )
+    assert (lines[0]["unguessed"], lines[0]["row_unguessed"]) == ("0", "0")
     # What an attack reached stands in its cell, and the row leaks what the guess would show at least.
     assert (float(lines[6]["leakage"]), float(lines[6]["row_leakage"])) == (8.0, 10.0)
 

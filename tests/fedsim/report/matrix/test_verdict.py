@@ -105,6 +105,16 @@ def test_what_is_broken_is_told_with_its_counts_and_so_is_what_is_open():
     assert "the most accurate is pale" in told
 
 
+def test_baselines_that_did_not_end_are_why_a_row_is_open():
+    counts = Counts(0, 20, 0, 20, 20, unguessed=20, updates=20, leaking=20, guessing=20)
+    unknown = row("noise", 0.9, 24.0, counts=counts)
+    (told,) = verdicts(matrix(NONE, unknown))
+    assert "images: noise 20 of 20, without the update 0 and unknown of 20 more): none is certified, no" in told
+    assert "certified, no baseline ended on 20 of those that are recognisable; another attack" in told
+    (told,) = verdicts(matrix(NONE, unknown, row("pale", 0.93, 24.0, counts=Counts(0, 5, 4, 8, 8))))
+    assert "are too few for the level broken, no baseline ended on 20 of those that are recognisable; another" in told
+
+
 def test_nobody_is_called_safe():
     for counts in (Counts(), Counts(0, 0, 0, 8, 8), Counts(8, 8, 0, 8, 8)):
         told = " ".join(verdicts(matrix(NONE, row("noise", 0.9, 11.0, counts=counts)))).lower()

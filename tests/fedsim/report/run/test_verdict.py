@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.compare.pooling import pool_runs
+from fedsim.report.matrix.read import read_counts
 from fedsim.report.run.read import read_run
 from fedsim.report.run.summary import summarise_attacks
 from fedsim.report.run.verdict import verdict
@@ -79,7 +81,7 @@ def test_images_of_one_update_count_as_one(write_run: Any, records: Any, batch: 
     found = verdict(read_run(write_run(rows)))
     assert found.level == found.counts.level == level
     assert found.to_dict()["updates"] == 8 // batch
-    updates = {4: "2 updates", 8: "1 update"}
+    updates = {4: "2 different updates", 8: "1 different update"}
     if level == "open":
         assert found.cautions == (
             f"8 different images of {updates[batch]} observed: without a certificate it takes at least 4 updates, each "
@@ -143,6 +145,19 @@ def test_updates_with_more_and_with_less_than_a_guess_are_pairs(
         assert found.cautions[0].endswith("takes 7 updates with more recognisable ones than without it to say broken.")
 
 
+def test_updates_with_as_many_as_a_guess_leak_as_well(write_run: Any, records: Any) -> None:
+    """Beside 4 of 16 updates with as many it takes 6 that lead: 10 against 4."""
+    rows = []
+    for n in range(16):
+        alike = n < 4
+        for hits, more in ((3, {}), (3 if alike else 0, {"attack": "blind", "baseline": True})):
+            images = [records.image(25.0 if k < hits else 9.0, f"{n}/{k}", guess_psnr=10.0) for k in range(4)]
+            rows.append(records.attack(1, n, *images, certificate={}, **more))
+    found = verdict(read_run(write_run(rows)))
+    assert (found.counts.tested, found.counts.pairs) == ((16, 4), (12, 12))
+    assert found.cautions[0].endswith("takes 6 updates with more recognisable ones than without it to say broken.")
+
+
 def test_an_image_behind_many_updates_counts_once(write_run: Any, records: Any) -> None:
     image = records.image(25.0, "same", content="same", guess_psnr=10.0)
     rest = [[records.image(9.0, f"{n}/{k}", content=f"{n}/{k}", guess_psnr=10.0) for k in range(4)] for n in range(6)]
@@ -165,7 +180,7 @@ def test_an_update_in_which_nothing_leaks_is_no_evidence_that_another_does(
     ]  # fmt: skip
     found = verdict(read_run(write_run(rows)))
     assert (found.counts.recognisable, found.counts.images, found.level) == (4, 4, "open")
-    assert (found.counts.updates, "of 1 update observed" in found.cautions[0]) == (1, True)
+    assert (found.counts.updates, "of 1 different update observed" in found.cautions[0]) == (1, True)
 
 
 def test_the_same_images_observed_again_are_one_update(write_run: Any, records: Any) -> None:
@@ -247,6 +262,15 @@ def test_an_attack_that_reads_nothing_is_a_guess_too(write_run: Any, records: An
     assert (found.level, found.counts.guessed) == ("open", 20)
 
 
+def test_a_baseline_below_the_threshold_is_not_rounded_up_to_it(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(4)]
+    pale = [records.image(19.97, f"i/{k}", guess_psnr=10.0) for k in range(4)]
+    rows += [records.attack(1, k, one, attack="blind", baseline=True) for k, one in enumerate(pale)]
+    found = verdict(read_run(write_run(rows)))
+    told = "Without any gradient blind reaches 19.9 dB on average; patch_gradient reaches 5.0 dB more."
+    assert told in found.details
+
+
 def test_where_a_baseline_did_not_end_it_may_have_done_as_well(write_run: Any, records: Any) -> None:
     rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
     blind = [{**row, "attack": "blind", "baseline": True} for row in rows]
@@ -264,6 +288,37 @@ def test_where_a_baseline_did_not_end_it_may_have_done_as_well(write_run: Any, r
     refused = [{**row, "status": "refused", "scored": False} for row in blind]
     found = verdict(read_run(write_run([*rows, *refused], name="refused")))
     assert (found.level, found.counts.unguessed) == ("broken", 0), "as if it had not been asked"
+
+
+def test_a_baseline_of_something_other_than_images_says_nothing_about_them(write_run: Any, records: Any) -> None:
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
+    images = [[{**row["images"][0], "psnr": 9.0}] for row in rows]
+    blind = [
+        {**row, "attack": "blind", "baseline": True, "label_share": None, "images": one}
+        for row, one in zip(rows, images, strict=True)
+    ]
+    blind[2:] = [{**row, "status": "failed", "scored": False} for row in blind[2:]]
+    attributes = [{**row, "target": "attributes"} for row in blind]
+    found = verdict(read_run(write_run([*rows, *attributes], name="failed")))
+    assert (found.level, found.counts.unguessed) == ("broken", 0)
+    ended = [{**row, "attack": "other", "status": "done"} for row in attributes]
+    found = verdict(read_run(write_run([*rows, *blind, *ended], name="ended")))
+    assert (found.level, found.counts.unguessed) == ("open", 18)
+
+
+def test_a_baseline_that_ended_on_another_update_of_an_image_tells_of_it(write_run: Any, records: Any) -> None:
+    """The attack fails to make it recognisable there."""
+    rows, blind = [], []
+    for state, psnr, status in ((1, 25.0, "failed"), (2, 9.0, "done")):
+        for k in range(20):
+            row = records.attack(state, k, records.image(psnr, f"{k}", content=f"{k}", guess_psnr=10.0), certificate={})
+            image = {**row["images"][0], "psnr": 9.0}
+            rows.append(row)
+            blind.append({**row, "attack": "blind", "baseline": True, "status": status, "images": [image]})
+    found = verdict(read_run(write_run([*rows, *blind])))
+    assert (found.level, found.counts.images, found.counts.unguessed) == ("broken", 20, 0)
+    found = verdict(read_run(write_run([*rows, *blind[:22]], name="stopped")))
+    assert (found.level, found.counts.unguessed) == ("open", 18)
 
 
 def test_where_reading_nothing_does_as_well_no_number_of_images_would_tell(write_run: Any, records: Any) -> None:
@@ -494,6 +549,7 @@ def test_the_line_and_the_record_of_a_verdict(write_run: Any, records: Any) -> N
         "recognisable": 0,
         "recognisable_as_seen": 0,
         "guessed": 0,
+        "unguessed": 0,
         "refused": 0,
         "failed": 0,
     }
@@ -597,6 +653,20 @@ def test_an_attack_that_never_ran_is_told(write_run: Any, records: Any) -> None:
     found = verdict(read_run(write_run([records.attack(1, 0, records.image(12.0), attack="other")])))
     assert found.level == "open"
     assert "Never ran: patch_gradient." in found.details
+
+
+def test_a_baseline_that_never_ran_may_have_done_as_well(write_run: Any, records: Any) -> None:
+    """The run stopped before its first line."""
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
+    config = "attack: {patch_gradient: {}, blind: {target: random}}\n"
+    folder = write_run(rows, config=config)
+    found = verdict(read_run(folder))
+    assert (found.level, found.counts.unguessed) == ("open", 20)
+    assert "Never ran: blind." in found.details
+    assert "(without the update: 0 of 20, unknown of 20 more)" in found.sentence
+    (pool,) = pool_runs([read_run(folder)])
+    assert pool.leakage.counts == pool.only(pool.tried).leakage.counts == found.counts
+    assert read_counts([folder], {"patch_gradient"}) == found.counts
 
 
 def test_a_picture_observed_twice_is_said_to_be_one(write_run: Any, records: Any) -> None:

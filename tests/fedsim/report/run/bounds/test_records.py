@@ -71,6 +71,19 @@ def test_one_image_that_came_out_is_at_odds_with_it(write_run, records):
     assert judge_defenses([read_run(folder)])[0].level == "open"
 
 
+def test_an_image_on_which_no_baseline_ended_is_at_odds_with_it_and_may_be_a_guess(write_run, records):
+    """What is not known makes it neither broken nor proven."""
+    row = records.attack(1, 0, records.image(132.0, "a", guess_psnr=10.0), certificate={})
+    failed = {**row, "attack": "blind", "baseline": True, "status": "failed", "scored": False}
+    config = "seed: 0\ndefense: {dp_sgd: {}}\nattack: {patch_gradient: {}, blind: {}}\n"
+    folder = write_run([row, failed], name="failed", config=config)
+    (folder / "bounds.jsonl").write_text(json.dumps(line(proof=PROOF)) + "\n")
+    told = "to guess before (no baseline ended on 1 of those that came out, to tell)."
+    for found in (verdict(read_run(folder)), judge_defenses([read_run(folder)])[0]):
+        assert found.level == "open"
+        assert found.cautions[0].endswith(told)
+
+
 @pytest.mark.parametrize(
     "lines",
     [
