@@ -181,11 +181,11 @@ def check_observed(config: RunConfig, sums: Sums | None) -> None:
         raise ConfigError(f"{key}.fraction_train", sampling.get("fraction_train"), expected)
 
 
-def check_history(config: RunConfig, sums: Sums | None, most: int) -> None:
+def check_history(config: RunConfig, sums: Sums | None, most: int | None) -> None:
     """What holds where attacks read several rounds together: a client trains on the same images in each.
 
     Args:
-        most: images of the client that has most.
+        most: images of the client that has most; None: not known.
 
     Raises:
         ConfigError: naming the key, the value and what would be right.
@@ -194,7 +194,7 @@ def check_history(config: RunConfig, sums: Sums | None, most: int) -> None:
         raise ConfigError("observe.save", False, "true with observe.history: earlier rounds are read from disk")
     if sums is not None:
         raise ConfigError("observe.history", True, "false where the server sees sums of clients")
-    if most > config.client.batch_size:
+    if most is not None and most > config.client.batch_size:
         expected = f"at least {most} with observe.history=true, so that a client's images are the same in each round"
         raise ConfigError("client.batch_size", config.client.batch_size, expected)
 

@@ -28,6 +28,8 @@ SMALL = [
     "data.test_fraction=0.05",
 ]
 
+RESNET = ["model=resnet18_32", "model.img_size=8", "+model.kwargs.channels=[4,4,4,4]", "attack=[labels]"]
+
 
 @pytest.fixture
 def deployed(tmp_path):
@@ -116,6 +118,12 @@ def test_a_faulty_supernode_is_named_with_its_reason(deployed):
         deployed("round_timeout=0.3", nodes=nodes)
 
 
+def test_supernodes_are_not_judged_by_the_servers_images(deployed):
+    few = [{"partition-id": number} for number in range(3)]
+    with pytest.raises(RunError, match="3 of num_clients=4 clients"):  # and not the batch size
+        deployed("observe.history=true", "client.batch_size=1", "round_timeout=0.3", nodes=few)
+
+
 class InThisProcess:
     """In the place of Flower's Ray backend: one client after the other."""
 
@@ -196,6 +204,8 @@ def test_flowers_simulation_runtime_gives_the_bits_of_ours(simulated_by_flower, 
         (["simulation=ray"], 4, "simulation.engine=ray: must be inline on Flower's simulation runtime"),
         (["resume=runs/earlier"], 4, "resume=runs/earlier: must be null"),
         ([], 2, "num_clients=4: must be 2, the num-partitions of the SuperNodes"),
+        (["observe.history=true", "client.batch_size=1"], 4, "client.batch_size=1: must be at least"),
+        ([*RESNET, "client.batch_size=1"], 4, "client.batch_size=1: must be .* BatchNorm"),
     ],
 )
 def test_what_flowers_simulation_runtime_cannot_do_is_said_at_once(
