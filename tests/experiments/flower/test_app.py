@@ -9,6 +9,7 @@ from flwr.app import Context, RecordDict
 from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.constant import NOOP_FEDERATION_ID
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 from PIL import Image
 
@@ -157,6 +158,8 @@ def simulated_by_flower(tmp_path, monkeypatch):
     monkeypatch.setattr("flwr.server.superlink.fleet.vce.vce_api.Queue", Impatient)
     monkeypatch.setitem(_run_simulation.__globals__, "Queue", Impatient)
     monkeypatch.setitem(_run_simulation.__globals__, "event", lambda *_, **__: None)  # telemetry
+    for identity in ("_run_id", "_node_id", "_task_id"):  # as Flower's process of a task has them
+        monkeypatch.setattr(TaskIdentity, identity, 1)
     app = {
         "publisher": "fedsim",
         "components": {
