@@ -23,7 +23,7 @@ STEPPING = (FedOpt, FedAvgM, QFedAvg)
 
 Running statistics are no weights: a step that is smaller or larger than their change leaves statistics of no model, and
 a variance below zero. Theirs are the clients' mean, and so are those of strategies that wrap another, which may clip
-changes or add noise to them.
+changes; where a layer adds noise, which makes no statistics either, they stay what the server sent.
 """
 
 COMPARING = (MultiKrum, Bulyan)
@@ -139,10 +139,13 @@ def _of_whole(
     shared = {name for reply in replies if not reply.has_error() for name in array_records(reply.content)[ARRAYS]}
     whole = [reply if reply.has_error() else complete(reply, start) for reply in replies]
     statistics: dict[str, Array] = {}
-    if isinstance(strategy, STEPPING) or len(list(strategy_layers(strategy))) > 1:
-        answered = [reply for reply in replies if not reply.has_error()]
+    parts = list(strategy_layers(strategy))
+    if isinstance(strategy, STEPPING) or len(parts) > 1:
+        answered = [reply for reply in whole if not reply.has_error()]
         names = {name for reply in answered for name in buffer_names(reply.content)}
-        statistics = {name: _mean([reply for reply in whole if not reply.has_error()], name) for name in sorted(names)}
+        # Beside a server's noise the clients' mean would give away what the noise is to hide.
+        noisy = any(getattr(part, "noise_multiplier", 0.0) for part in parts)
+        statistics = {name: start[name] if noisy else _mean(answered, name) for name in sorted(names)}
         whole = [reply if reply.has_error() else _without_change(reply, start, names) for reply in whole]
     compares = isinstance(strategy, COMPARING)
     if compares:

@@ -9,6 +9,8 @@ from flwr.serverapp.strategy import (
     Bulyan,
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
     FedAvgM,
     FedProx,
@@ -46,6 +48,10 @@ CLIENT_SIDE = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyCl
 
 SAMPLES = tuple(kind.configure_train for kind in (FedAvg, FedProx, FedAvgM, FedOpt, QFedAvg, FedSGD))
 """How strategies sample the clients of a round by their settings alone."""
+
+SERVER_SIDE = (DifferentialPrivacyServerSideFixedClipping, DifferentialPrivacyServerSideAdaptiveClipping)
+HANDS_ON = tuple(kind.configure_train for kind in SERVER_SIDE)
+"""How strategies leave the sampling to the one that they wrap."""
 
 
 def check_strategy(strategy: Any, num_clients: int) -> None:
@@ -175,11 +181,11 @@ def check_observed(config: RunConfig, sums: Sums | None) -> None:
         raise ConfigError(f"{key}.fraction_train", sampling.get("fraction_train"), expected)
 
 
-def check_history(config: RunConfig, sums: Sums | None, most: int) -> None:
+def check_history(config: RunConfig, sums: Sums | None, most: int | None) -> None:
     """What holds where attacks read several rounds together: a client trains on the same images in each.
 
     Args:
-        most: images of the client that has most.
+        most: images of the client that has most; None: not known.
 
     Raises:
         ConfigError: naming the key, the value and what would be right.
@@ -188,7 +194,7 @@ def check_history(config: RunConfig, sums: Sums | None, most: int) -> None:
         raise ConfigError("observe.save", False, "true with observe.history: earlier rounds are read from disk")
     if sums is not None:
         raise ConfigError("observe.history", True, "false where the server sees sums of clients")
-    if most > config.client.batch_size:
+    if most is not None and most > config.client.batch_size:
         expected = f"at least {most} with observe.history=true, so that a client's images are the same in each round"
         raise ConfigError("client.batch_size", config.client.batch_size, expected)
 
@@ -202,8 +208,9 @@ def clients_a_round(config: RunConfig) -> int:
 
 def all_train(config: RunConfig) -> bool:
     """Whether every client is known to train in each round: a strategy may sample by what no setting tells."""
-    known = getattr(_class("strategy", config.strategy), "configure_train", None) in SAMPLES
-    return known and clients_a_round(config) >= config.num_clients
+    ways = (getattr(_class(key, layer), "configure_train", None) for key, layer in layers(config.strategy))
+    way = next((way for way in ways if way not in HANDS_ON), None)
+    return way in SAMPLES and clients_a_round(config) >= config.num_clients
 
 
 def _sampling(config: RunConfig) -> tuple[str, Mapping[str, Any]]:

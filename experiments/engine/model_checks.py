@@ -1,7 +1,7 @@
 """What of a model does not go with the clients that would train it."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -19,16 +19,22 @@ from fedsim.settings.wrapped import layers
 
 
 def check_trainable(
-    config: JobConfig, model: nn.Module, data: FederatedData, image_shape: Sequence[int], simulated: bool = True
+    config: JobConfig,
+    model: nn.Module,
+    data: FederatedData,
+    image_shape: Sequence[int],
+    simulated: bool = True,
+    withheld: Collection[str] = (),
 ) -> None:
     """Raises ConfigError for what clients could not train, or would train to no effect.
 
     Args:
+        withheld: names of the parameters and buffers that defenses keep on the client.
         simulated: clients have these settings and these images; SuperNodes have their own.
     """
     if isinstance(config, FederatedConfig):
         _refuse_tied(config, model)
-        _refuse_bare_statistics(config, model)
+        _refuse_bare_statistics(config, model, withheld)
     if not simulated:
         return
     sizes = _images(config, data)
@@ -63,16 +69,21 @@ def _refuse_tied(config: FederatedConfig, model: nn.Module) -> None:
             raise ConfigError("model.name", config.model["name"], expected)
 
 
-def _refuse_bare_statistics(config: FederatedConfig, model: nn.Module) -> None:
-    """Noise makes no statistics of a model, and without it they would give away what the noise is to hide."""
+def _refuse_bare_statistics(config: FederatedConfig, model: nn.Module, withheld: Collection[str]) -> None:
+    """Noise makes no statistics of a model: they would stay as the server sent them, and the model be evaluated so.
+
+    Those that a defense withholds were chosen to stay.
+    """
     tracked = (n for n, layer in model.named_modules() if isinstance(layer, _NormBase) and layer.track_running_stats)
-    if not config.client.training_mode or (name := next(tracked, None)) is None:
+    shared = (n for n in tracked if any(f"{n}.{one}" not in withheld for one in ("running_mean", "running_var")))
+    if not config.client.training_mode or (name := next(shared, None)) is None:
         return
     for key, strategy in layers(config.strategy):
         if noise := strategy.get("noise_multiplier"):
             expected = (
-                f"0, client.training_mode=false, or a model without running statistics: those of {name} get no noise"
+                "0, client.training_mode=false, defense=[withhold] with patterns that name the running statistics,"
             )
+            expected += f" or a model without: those of {name} get no noise"
             raise ConfigError(f"{key}.noise_multiplier", noise, expected)
 
 

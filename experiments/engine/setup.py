@@ -20,6 +20,7 @@ from clients.replay import replay
 from defenses.base import Defense, DefenseChain, Plan
 from defenses.compose import build_chain, load_wrappers
 from defenses.update.secure_aggregation import SecureAggregation
+from defenses.update.withholding import Withhold
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_compiler, check_gpus, check_room, crews, placement, worker_counts
@@ -220,7 +221,9 @@ def assemble(
         check_classes(name, attack, data.class_names)
     model = architecture.build()
     strategy = config.strategy if isinstance(config, FederatedConfig) else {}
-    check_trainable(config, model, data, image_shape, simulated)
+    withholding = [one for one in defenses.wrappers if isinstance(one, Withhold)]
+    withheld = frozenset(name for one in withholding for name in one.names)
+    check_trainable(config, model, data, image_shape, simulated, withheld)
     architecture.finetune.check(model, image_shape, config.client.share)
     check_accumulation(config.client, model, defenses)
     check_precision(config.client.precision, model)

@@ -39,7 +39,7 @@ def run_on_flower(config: RunConfig, inner: Grid) -> None:
     def make_grid(_: Setup) -> NumberedGrid:
         return NumberedGrid(inner, config.num_clients, config.round_timeout, _say, fixed=simulated)
 
-    run_federated(config, Path(config.run_dir).resolve(), make_grid)
+    run_federated(config, Path(config.run_dir).resolve(), make_grid, simulated)
 
 
 def _say(text: str) -> None:

@@ -73,6 +73,9 @@ def _run(progress: MatrixProgress) -> None:
     left = len(progress.units) - len(progress.ends)
     say_doing(f"training and auditing {count(len(progress.rows), 'row')} in {count(left, 'run')}")
     shared = config.matrix.parallel or config.ray.address is not None  # else a run may ask for another Ray of its own
+    if not shared and config.simulation.resources:  # which the rows' own Ray has, or has not
+        with engine(config, min(left, 1), attackers=False):
+            pass
     screen = Console(highlight=False, soft_wrap=True)  # of its own: those of the runs are quiet
     try:
         with (

@@ -73,12 +73,16 @@ SECONDS_BETWEEN_COLLECTIONS = 0.5
 
 
 def run_federated(
-    given: RunConfig | Mapping[str, Any], root: Path, grid_of: Callable[[Setup], RunGrid] | None = None
+    given: RunConfig | Mapping[str, Any],
+    root: Path,
+    grid_of: Callable[[Setup], RunGrid] | None = None,
+    simulated: bool = True,
 ) -> None:
     """One run, from its settings to the report; with `resume` the rest of one, from its last resume point.
 
     Args:
         grid_of: makes the Grid once the settings are checked; None: the simulation that they describe.
+        simulated: clients have these settings and these images; SuperNodes have their own.
 
     Raises:
         ConfigError: a setting cannot work; nothing has been started then.
@@ -95,15 +99,16 @@ def run_federated(
     say_doing("reading the data, building the model")
     strategy = build_strategy(config.strategy)
     check_strategy(strategy, config.num_clients)
-    setup = prepare(config, simulated=grid_of is None)
+    setup = prepare(config, simulated)
     check_observed(config, setup.sums)
-    if grid_of is None and config.attack:  # SuperNodes have images of their own
+    if simulated and config.attack:
         observable = [setup.data.client(number) for number in _observable(config, setup)]
         setup.refuse_learned(observable)
         say_doing("looking for copies of attacked images among the server's own")
         setup = setup.attacking(*observable)
     if config.observe.history:
-        check_history(config, setup.sums, max(setup.data.partition_sizes()[: config.num_clients]))
+        most = max(setup.data.partition_sizes()[: config.num_clients]) if simulated else None
+        check_history(config, setup.sums, most)
     clients = count(clients_a_round(config), "client")
     config = with_engine(config, f"{count(config.num_rounds, 'round')} of {clients}", partial(estimate_run, setup))
     setup = replace(setup, config=config)

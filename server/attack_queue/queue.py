@@ -21,7 +21,8 @@ class AttackQueue:
     Attributes:
         pending: those whose attacks are not finished, for a run that goes on.
         recorded: where each is kept; None: nowhere.
-        history: attacks that read several rounds get what the client sent before, too.
+        history: attacks that read several rounds get what the client sent before, too, where a batch holds all of its
+            images: they are the same in each round then.
         say: tells whoever watches.
     """
 
@@ -50,7 +51,8 @@ class AttackQueue:
 
     def _attack(self, observation: Observation, truth: GroundTruth | None) -> None:
         """An attack that came to its end before the run was interrupted is not made again."""
-        earlier = self.pending.earlier(observation) if self.history else ()
+        same = observation.update.num_examples <= observation.protocol.batch_size
+        earlier = self.pending.earlier(observation) if self.history and same else ()
         self.scheduler.submit(observation, truth, self.writer.ended(observation.name), earlier)
 
     def _record(self, observation: Observation, folder: Path) -> None:

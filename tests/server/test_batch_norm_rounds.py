@@ -4,6 +4,7 @@ import pytest
 import torch
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
+from fedsim.models import Architecture
 from fedsim.wire.records import from_arrays
 from tests.support.buffers import buffers_after
 
@@ -70,3 +71,35 @@ def test_a_wrapped_strategy_takes_no_statistics_along(strategy, federate):
     torch.testing.assert_close(final[VAR].double(), expected.double(), rtol=1e-5, atol=1e-6)
     assert not final["bn1.weight"].equal(seen[0][0].global_state["bn1.weight"])
     assert final["bn1.num_batches_tracked"].dtype == torch.int64
+
+
+class Watched(torch.nn.Identity):
+    """A buffer of no layer of torch's own that training changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, tokens):
+        if self.training:
+            self.mean.copy_(tokens.detach().mean() + 1.0)
+        return tokens
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_beside_a_servers_noise_statistics_stay_as_they_were(noise, federate, monkeypatch):
+    build = Architecture.build
+
+    def watched(*given, **named):
+        model = build(*given, **named)
+        model.norm_pre = Watched()
+        return model
+
+    monkeypatch.setattr(Architecture, "build", watched)
+    federation = federate("data=digits", "model=vit_nano", "strategy=fedavg", *FEW)
+    wrapped = DifferentialPrivacyServerSideFixedClipping(federation.strategy(), noise, 1e-3, 3)
+    seen = []
+    final = from_arrays(federation.start(federation.observed(seen, strategy=wrapped), num_rounds=1))
+    assert all("norm_pre.mean" in observation.update.buffers for observation, _ in seen)
+    assert bool(final["norm_pre.mean"] == 0.0) == (noise > 0)
+    assert not final["head.weight"].equal(seen[0][0].global_state["head.weight"])

@@ -38,6 +38,13 @@ FIXED = {
 }
 
 
+class LeavesOut(FedAvg):
+    """A strategy that wraps another and samples in its own way."""
+
+    def configure_train(self, *_: object) -> list[object]:
+        return []
+
+
 def around(name: str, outer: dict[str, object] = FIXED, **inner: object) -> dict[str, object]:
     """A run's settings with one of Flower's strategies, wrapped."""
     within = {"_target_": f"flwr.serverapp.strategy.{name}", **inner}
@@ -50,7 +57,9 @@ def test_a_wrapped_strategy_samples_the_clients_of_a_round() -> None:
     assert clients_a_round(half) == 2
     assert not all_train(half)
     check_federated(half)
-    assert not all_train(parse(RunConfig, around("FedAvg")))  # what wraps it may leave clients out
+    assert all_train(parse(RunConfig, around("FedAvg")))
+    outer = {"_target_": "tests.experiments.cli.test_validation.LeavesOut"}
+    assert not all_train(parse(RunConfig, around("FedAvg", outer)))  # what wraps it may leave clients out
     assert all_train(parse(RunConfig, settings("config", "strategy=fedadam")))
     assert all_train(parse(RunConfig, settings("config", "strategy=fedsgd")))
     odd = settings("config", "strategy=fedavg")

@@ -92,3 +92,12 @@ def test_running_statistics_beside_a_servers_noise_are_refused():
         prepare(noisy)
     prepare({**noisy, "client": {**given["client"], "training_mode": False}})
     prepare({**settings("config", *NANO, "strategy=fedavg"), "strategy": noisy["strategy"]})
+    kept = "defense.withhold.patterns=['{}']"
+    of_all, of_some = (
+        settings("config", *RESNET, "client.batch_size=3", "defense=[withhold]", kept.format(pattern))
+        for pattern in ("*.running_*", "bn1.running_*")
+    )
+    clients = {"client": {**given["client"]}, "strategy": noisy["strategy"]}
+    prepare({**of_all, **clients})
+    with pytest.raises(ConfigError, match=r"^strategy\.noise_multiplier=1\.0: .* those of layer1\.0\.bn1 get no noise"):
+        prepare({**of_some, **clients})

@@ -9,6 +9,7 @@ from flwr.app import Context, RecordDict
 from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.constant import NOOP_FEDERATION_ID
 from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 from PIL import Image
 
@@ -27,6 +28,8 @@ SMALL = [
     "data.auxiliary_fraction=0.7",
     "data.test_fraction=0.05",
 ]
+
+RESNET = ["model=resnet18_32", "model.img_size=8", "+model.kwargs.channels=[4,4,4,4]", "attack=[labels]"]
 
 
 @pytest.fixture
@@ -116,6 +119,12 @@ def test_a_faulty_supernode_is_named_with_its_reason(deployed):
         deployed("round_timeout=0.3", nodes=nodes)
 
 
+def test_supernodes_are_not_judged_by_the_servers_images(deployed):
+    few = [{"partition-id": number} for number in range(3)]
+    with pytest.raises(RunError, match="3 of num_clients=4 clients"):  # and not the batch size
+        deployed("observe.history=true", "client.batch_size=1", "round_timeout=0.3", nodes=few)
+
+
 class InThisProcess:
     """In the place of Flower's Ray backend: one client after the other."""
 
@@ -149,6 +158,8 @@ def simulated_by_flower(tmp_path, monkeypatch):
     monkeypatch.setattr("flwr.server.superlink.fleet.vce.vce_api.Queue", Impatient)
     monkeypatch.setitem(_run_simulation.__globals__, "Queue", Impatient)
     monkeypatch.setitem(_run_simulation.__globals__, "event", lambda *_, **__: None)  # telemetry
+    for identity in ("_run_id", "_node_id", "_task_id"):  # as Flower's process of a task has them
+        monkeypatch.setattr(TaskIdentity, identity, 1)
     app = {
         "publisher": "fedsim",
         "components": {
@@ -196,6 +207,8 @@ def test_flowers_simulation_runtime_gives_the_bits_of_ours(simulated_by_flower, 
         (["simulation=ray"], 4, "simulation.engine=ray: must be inline on Flower's simulation runtime"),
         (["resume=runs/earlier"], 4, "resume=runs/earlier: must be null"),
         ([], 2, "num_clients=4: must be 2, the num-partitions of the SuperNodes"),
+        (["observe.history=true", "client.batch_size=1"], 4, "client.batch_size=1: must be at least"),
+        ([*RESNET, "client.batch_size=1"], 4, "client.batch_size=1: must be .* BatchNorm"),
     ],
 )
 def test_what_flowers_simulation_runtime_cannot_do_is_said_at_once(

@@ -4,11 +4,14 @@ import csv
 import json
 import statistics
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import yaml
 from matplotlib.figure import Figure
 
+from experiments.cli import validation
+from experiments.engine import setup
 from experiments.engine.choice import on_engine
 from experiments.matrix import command as leakage_matrix
 from experiments.matrix import units as matrix_units
@@ -16,6 +19,7 @@ from fedsim.errors import ConfigError
 from fedsim.report.matrix import figures as matrix_figures
 from fedsim.report.matrix import files as matrix_files
 from fedsim.report.run.images.counts import Counts
+from fedsim.simulation import placement
 from fedsim.storage.durable import locked
 from server.attack_queue.results import ResultWriter
 from tests.experiments.run_files import rows
@@ -344,8 +348,23 @@ def test_runs_one_after_the_other_share_no_ray(matrix, monkeypatch):
     assert "failed, and tried again" in err
 
 
+<<<<<<< HEAD
 def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+=======
+def test_what_no_rows_own_ray_ever_has_is_refused_at_once(matrix, computed, monkeypatch):
+    for module in (placement, validation):
+        monkeypatch.setattr(module, "living_nodes", lambda: [placement.Node("here", {"CPU": 2.0})])
+    monkeypatch.setattr(setup, "ray_cluster", lambda *_, **__: nullcontext())
+    moon = ["simulation=ray", "+simulation.resources={moon: 1}"]
+    root, _, err = matrix(*moon, "matrix.parallel=false", "matrix.rows=[none]", code=2)
+    assert "error: simulation.resources={'moon': 1}: must be what there is" in err
+    assert not computed
+    assert not (root / "matrix.json").exists()
+
+
+def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path):
+>>>>>>> mend_r2
     simulation = {"engine": "ray", "threads": 2, "num_gpus": 0}
     config = {"simulation": simulation, "client": {"device": "cpu"}, "attack": {}, "audit": {"victims": 1}}
     config |= {"data": {}, "model": {"checkpoint": None}}

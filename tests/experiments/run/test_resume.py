@@ -11,6 +11,7 @@ import itertools
 import json
 import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -422,20 +423,65 @@ def test_lines_that_were_there_at_the_point_and_are_gone_are_said(tmp_path, caps
     assert said[1] == f"{tmp_path}/attacks.jsonl has 0 of 2 lines that it had after round 1"
 
 
-def test_results_that_go_are_not_counted_as_tracked(tmp_path):
-    """The third result, which no tracker had for good, was taken for one that all had."""
+@pytest.fixture
+def half_lost(tmp_path):
+    """A run after round 1, of whose two tracked results the first goes; and what attacks wait for."""
     folder = RunFolder(tmp_path)
     folder.append("metrics", {"round": 0})
     folder.append("metrics", {"round": 1})
     lost = {"frames": None, "original": None, "reconstruction": "reconstructions/lost.png"}
     for name, server_round, images in (("a", 2, [lost]), ("b", 1, []), ("c", 1, [])):
         folder.append("attacks", {"round": server_round, "observation": name, "images": images})
-    SealedStates(folder.resume_points).write(1, vars(ResumePoint(1, ArrayRecord(), {}, {}, 0.0, tracked=2)))
-    pending = resuming.PendingObservations(folder.resume_points / "pending", folder.observations)
+    SealedStates(folder.resume_points).write(1, vars(ResumePoint(1, ArrayRecord(), {}, {}, 0.5, tracked=2)))
+    return folder, resuming.PendingObservations(folder.resume_points / "pending", folder.observations)
+
+
+def test_results_that_go_are_not_counted_as_tracked(half_lost):
+    """The third result, which no tracker had for good, was taken for one that all had."""
+    folder, pending = half_lost
+    manifest = folder.resume_points / "round-00001" / "manifest.json"
+    before = manifest.stat().st_ino
     point = resuming.go_back(folder, pending, 30.0)
     assert [row["observation"] for row in folder.rows("attacks")] == ["b", "c"]
     assert point.tracked == 1
     assert resuming.go_back(folder, pending, 30.0).tracked == 1  # interrupted again before the next point
+    assert manifest.stat().st_ino == before  # a kill finds it whole
+    SealedStates(folder.resume_points).write(1, vars(replace(point, seconds=0.7, tracked=2)))  # another of this round
+    assert resuming.go_back(folder, pending, 30.0).tracked == 2
+
+
+def test_a_kill_while_results_go_costs_no_tracker_any(half_lost, monkeypatch):
+    folder, pending = half_lost
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "keep_rows", interrupted_at_attacks)
+        with pytest.raises(KeyboardInterrupt):
+            resuming.go_back(folder, pending, 30.0)
+    assert resuming.go_back(folder, pending, 30.0).tracked <= 1
+    assert [row["observation"] for row in folder.rows("attacks")] == ["b", "c"]
+
+
+def interrupted_at_attacks(_, name, __):
+    if name == "attacks":
+        raise KeyboardInterrupt
+
+
+def test_a_disk_that_is_full_when_results_go_is_said(half_lost, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    folder, pending = half_lost
+    monkeypatch.setattr(resuming, "write_whole", full)
+    assert resuming.go_back(folder, pending, 30.0).tracked == 1
+    said = capsys.readouterr().out
+    assert "trackers may miss results: [Errno 28] No space left on device" in said
+    assert "goes on after round 1; 2 results of attacks are kept" in said
+
+
+def test_a_damaged_count_of_what_is_left_is_said(half_lost, capsys):
+    folder, pending = half_lost
+    (folder.resume_points / resuming.LEFT).write_text("{")
+    assert resuming.go_back(folder, pending, 30.0).tracked == 1
+    assert "tracked.json: damaged" in capsys.readouterr().out
 
 
 def test_a_run_at_work_is_not_resumed_beside_it(command, copied):

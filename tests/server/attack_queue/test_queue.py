@@ -1,6 +1,7 @@
 """What becomes of an observation: recorded, attacked but for what has ended, kept for a run that goes on."""
 
 import errno
+from dataclasses import replace
 
 import pytest
 
@@ -43,3 +44,20 @@ def test_a_full_disk_costs_the_copy_and_not_the_attack(queue, tmp_path, monkeypa
     attacking(*observe_client())
     assert [row["status"] for row in RunFolder(tmp_path).rows("attacks")] == ["done"]
     assert said == ["observation round-00000-client-00000 could not be saved: No space left on device"]
+
+
+@pytest.mark.parametrize(("images", "rounds"), [(2, 2), (3, 1)])
+def test_rounds_are_read_together_where_a_batch_holds_all_images(queue, images, rounds):
+    attacking = replace(queue[0], scheduler=Listening({}, 0, print), history=True)
+    steps = ("client.share=delta", "client.local_steps=1", "client.batch_size=2")
+    observation, truth = observe_client(*steps, positions=range(images))
+    for server_round in (1, 2):
+        attacking(replace(observation, server_round=server_round), truth)
+    assert attacking.scheduler.read == [1, rounds]
+
+
+class Listening(InlineAttacks):
+    """Counts the rounds that each attack would read."""
+
+    def submit(self, observation, truth, skip=frozenset(), earlier=()):
+        vars(self).setdefault("read", []).append(1 + len(earlier))
