@@ -348,10 +348,6 @@ def test_runs_one_after_the_other_share_no_ray(matrix, monkeypatch):
     assert "failed, and tried again" in err
 
 
-<<<<<<< HEAD
-def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-=======
 def test_what_no_rows_own_ray_ever_has_is_refused_at_once(matrix, computed, monkeypatch):
     for module in (placement, validation):
         monkeypatch.setattr(module, "living_nodes", lambda: [placement.Node("here", {"CPU": 2.0})])
@@ -363,8 +359,8 @@ def test_what_no_rows_own_ray_ever_has_is_refused_at_once(matrix, computed, monk
     assert not (root / "matrix.json").exists()
 
 
-def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path):
->>>>>>> mend_r2
+def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     simulation = {"engine": "ray", "threads": 2, "num_gpus": 0}
     config = {"simulation": simulation, "client": {"device": "cpu"}, "attack": {}, "audit": {"victims": 1}}
     config |= {"data": {}, "model": {"checkpoint": None}}
