@@ -4,7 +4,7 @@ from defenses.base import Defense, Plan
 from defenses.settings import whole
 from fedsim.effects import Effect, SumsClients
 from fedsim.errors import ConfigError
-from fedsim.settings.wrapped import layers
+from fedsim.settings.components import layers
 
 SINGLE = ("Krum", "MultiKrum", "Bulyan", "FedMedian", "FedTrimmedAvg", "QFedAvg")
 """Flower's strategies that weigh or sort single updates."""

@@ -28,11 +28,10 @@ from experiments.cli.machine import cores
 from experiments.engine.ray_only import needs_ray
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import JobConfig, RunConfig
-from fedsim.settings.components import check_settings
+from fedsim.settings.components import check_settings, layers
 from fedsim.settings.groups import CREW
 from fedsim.settings.local.optimizers import check_lasts
 from fedsim.settings.schema import at_least
-from fedsim.settings.wrapped import layers
 from fedsim.simulation.placement import Placement, Request, describe_room, living_nodes
 from fedsim.wire.records import ARRAYS, CONFIG, NUM_EXAMPLES, TRAIN_LOSS
 from server.attack_queue.scheduling import Crew

@@ -13,9 +13,9 @@ from fedsim.data import FederatedData
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import AuditConfig, FederatedConfig, JobConfig
+from fedsim.settings.components import layers
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.local.optimizers import check_lasts
-from fedsim.settings.wrapped import layers
 
 
 def check_trainable(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fedsim.errors import ConfigError, nearest
+from fedsim.settings.components import layers
 from fedsim.settings.groups import (
     AuditedImages,
     ClientSettings,
@@ -18,7 +19,6 @@ from fedsim.settings.groups import (
 from fedsim.settings.local.augment import STAGE, stage
 from fedsim.settings.schema import Rule, at_least, is_number, is_whole, list_of, number, options, parse
 from fedsim.settings.trained import LearnedSettings
-from fedsim.settings.wrapped import layers
 
 Component = dict[str, Any]
 """Settings of what a `_target_` names, which is checked against the signature of that class."""

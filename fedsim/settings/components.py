@@ -4,7 +4,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from numbers import Number
 from types import NoneType, UnionType
@@ -179,3 +179,16 @@ def _named(key: str, error: InstantiationException) -> ConfigError:
     if within:
         return cause.under(f"{path}.{cause.key.split('.', 1)[-1]}")
     return cause.under(f"{key}.{cause.key}")
+
+
+def layers(strategy: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The key and the settings of a strategy and of those that it wraps, as for differential privacy on the server.
+
+    From the outermost inwards. Flower's own wrappers call what they wrap `strategy`; the innermost samples a round's
+    clients.
+    """
+    key: str = "strategy"
+    layer: Any = strategy
+    while isinstance(layer, Mapping):
+        yield key, layer
+        key, layer = f"{key}.strategy", layer.get("strategy")
