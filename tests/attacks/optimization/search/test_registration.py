@@ -125,7 +125,7 @@ def test_group_distance():
 
 
 @pytest.mark.parametrize("side", [4, 8])
-def test_a_groups_penalty_is_the_papers_distance_over_all_pixels(side):
+def test_a_groups_penalty_is_the_distance_over_all_pixels(side):
     seeds = torch.stack([torch.zeros(3, 2, side, side), torch.ones(3, 2, side, side)])
     state = GroupState(GroupConsistency(weight=0.01, register=False), victims=1, restarts=2)
     state.update(0, 1, seeds, [None])
