@@ -37,7 +37,7 @@ def image_side(model: Mapping[str, Any]) -> int:
         if isinstance(value, dict) != (name == "kwargs"):
             wanted = "arguments of the timm constructor" if name == "kwargs" else "one value, not a group of settings"
             raise ConfigError(f"model.{name}", value, wanted)
-    for key in ("num_classes", "img_size", "patch_size"):  # not of a record's model, which is as it was
+    for key in ("num_classes", "img_size", "patch_size"):
         if key in (kwargs := model.get("kwargs") or {}):
             raise ConfigError(f"model.kwargs.{key}", kwargs[key], f"left out: model.{key} is a setting of its own")
     ModelSpec.from_dict({**model, "num_classes": 1}).check()
