@@ -223,6 +223,14 @@ def test_all_samples_for_the_scorer_or_their_mean(scene, cpu):
     torch.testing.assert_close(mean[0], every.mean(dim=0))
 
 
+def test_an_evolution_of_one_candidate_after_the_other_cannot_do_with_less_memory(scene, cpu):
+    observation, _, generator = scene
+    for room, smaller in ((4.0, "memory_gib=2"), (1e-9, "")):
+        ggl = GGL(generator=generator, generations=1, population=4, memory_gib=room)
+        ggl(observation, torch.Generator().manual_seed(0), cpu)
+        assert ggl.shrink(cpu) == smaller
+
+
 class Shades(torch.nn.Module):
     """Somebody's conditional generator: a class is a shade of grey."""
 
