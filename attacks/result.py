@@ -24,6 +24,7 @@ class Reconstruction:
             or the client's computation on it gives what was shared; or the attack claimed it for one image.
         note: what the user should know of the result, in a sentence; it becomes `AttackResult.reason`.
         labels_given: `labels` were known beforehand: they are no finding, and no `AttackResult` has them.
+        of_own: `images` are the client's own as the attack guesses them, whatever the model saw of them.
     """
 
     images: Tensor | None = None
@@ -35,6 +36,7 @@ class Reconstruction:
     solves_equations: bool = False
     note: str = ""
     labels_given: bool = False
+    of_own: bool = False
 
 
 @dataclass(frozen=True)

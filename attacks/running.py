@@ -201,7 +201,7 @@ def _own(observation: Observation | History, attack: Attack, rebuilt: Reconstruc
     One image for a batch is a mixture of it, unless it satisfies the attack's equations by itself.
     """
     first = observation.observations[0] if isinstance(observation, History) else observation
-    if first.image_prior is None or rebuilt.images is None or attack.baseline:
+    if first.image_prior is None or rebuilt.images is None or rebuilt.of_own or attack.baseline:
         return None
     alone = rebuilt.solves_equations or rebuilt.certificate.values.get("residual", math.inf) <= MAX_RESIDUAL
     mixed = len(rebuilt.images) == 1 and not alone

@@ -1,5 +1,6 @@
 """A generator from somebody's checkpoint, in one shape: latents and labels in, pictures in [0, 1] out."""
 
+from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -89,13 +90,13 @@ class Generator:
     def as_images(self, made: Float[Tensor, "batch c h w"]) -> Float[Tensor, "batch c h w"]:
         return 0.5 * (made + 1.0) if self.symmetric else made
 
-    def check(self, shape: tuple[int, ...], device: torch.device) -> None:
+    def check(self, shape: tuple[int, ...]) -> None:
         """Refuse pictures of another shape than the model's.
 
         Raises:
             NotApplicable: with both shapes.
         """
-        if (made := self._makes(device)) != shape:
+        if (made := self._makes()) != shape:
             raise NotApplicable(f"the generator makes pictures of {made}, the model reads {shape}")
 
     def check_image_shape(self, shape: tuple[int, ...]) -> None:
@@ -105,7 +106,7 @@ class Generator:
             ConfigError: it makes pictures of another shape, or takes no input of this length.
         """
         try:
-            made = self._makes(torch.device("cpu"))
+            made = self._makes()
         except RuntimeError as error:
             what = " ".join(str(error).split())[:200]
             raise ConfigError(
@@ -117,8 +118,9 @@ class Generator:
             advice = "fedsim-prior with the model and data settings of this call trains one that fits"
             raise ConfigError(f"generator.{given[0]}", given[1], f"{wanted} ({advice})")
 
-    def _makes(self, device: torch.device) -> tuple[int, ...]:
-        """The shape of its pictures."""
+    def _makes(self) -> tuple[int, ...]:
+        """The shape of its pictures, made where the module is."""
+        device = next(chain(self.module.parameters(), self.module.buffers()), torch.empty(0)).device
         with torch.no_grad():
             labels = torch.zeros(1, dtype=torch.long, device=device) if self.num_classes else None
             return tuple(self.pictures(torch.zeros(1, self.latent, device=device), labels).shape[1:])

@@ -141,7 +141,9 @@ def _evaluation(problem: Problem, derivative: MixedDerivative, method: str, task
     def evaluate(points: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
         found, priors = [], []
         room = task.budget.memory_gib or default_budget(device)
-        for part in points.split(chunk_size(len(points), each, room)):
+        together = chunk_size(len(points), each, room)
+        task.report(together)
+        for part in points.split(together):
             with torch.no_grad():
                 images = problem.space.images(part)
             found.append(vmap(distance)(images).detach())

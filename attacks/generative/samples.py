@@ -33,7 +33,7 @@ class GeneratorSamples(Attack):
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable where the generator makes pictures of another shape."""
         generator = self.generator.to(device)
-        generator.check(observation.image_shape, device)
+        generator.check(observation.image_shape)
         count = observation.num_images
         drawn = torch.randn(max(self.samples, count), generator.latent, generator=rng).to(device)
         with torch.no_grad():

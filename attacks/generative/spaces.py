@@ -50,7 +50,7 @@ class GeneratorLatent(Parametrisation, SettingsGroup):
     ) -> "LatentSpace":
         """Raises NotApplicable where the generator makes pictures of another shape, or of no class that it is told."""
         generator = self.generator.to(device)
-        generator.check(observation.image_shape, device)
+        generator.check(observation.image_shape)
         if labels is not None and (not self.conditional or int(labels.max()) >= generator.num_classes):
             labels = None
         # Those of fedsim-prior know which classes they were trained on, and have pictures of any class.

@@ -69,7 +69,9 @@ class StagedDescent(Search):
             spaces = [stage.space(_generated(p), f) for p, f in zip(problems, found, strict=True)]
             # The labels too are those that the point was found with, in their order; soft ones move no more.
             ends = zip(problems, spaces, found, strict=True)
-            problems = [replace(p, space=space, labels=f.labels) for p, space, f in ends]
+            problems = [
+                replace(p, space=space, labels=f.labels, alpha=f.values.get("alpha", p.alpha)) for p, space, f in ends
+            ]
             optimiser = replace(self.first.moves, lr=stage.lr)
             again = replace(self.first, optimiser=optimiser, steps=stage.steps, restarts=1)
             later = again.run(task.part(stage.name, problems), rngs)

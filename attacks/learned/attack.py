@@ -46,4 +46,5 @@ class LearnedInversion(Attack):
             raise NotApplicable("what was shared is not finite")
         with torch.no_grad():
             images = network(hashed[None].to(device))[0].clamp(0, 1)
-        return Reconstruction(images, certificate=Certificate("none", "a network's guess: it has no test of itself"))
+        guess = Certificate("none", "a network's guess: it has no test of itself")
+        return Reconstruction(images, certificate=guess, of_own=True)

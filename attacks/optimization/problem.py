@@ -52,6 +52,7 @@ class Problem:
             L-BFGS and GGL keep the first's, and second order searches with some orders one after the other.
         later: of the same images, from other rounds.
         start: [B,C,H,W] in [0, 1] where a search starts, in place of its own starts.
+        alpha: where the place between two weights starts (`SurrogateWeights`).
     """
 
     observation: Observation
@@ -63,6 +64,7 @@ class Problem:
     ordered: bool = True
     later: tuple["Problem", ...] = ()
     start: Tensor | None = None
+    alpha: float = 0.5
 
     @property
     def rounds(self) -> tuple["Problem", ...]:

@@ -99,7 +99,7 @@ def fit_latent(model: Autoencoder, pictures: ImageSet, device: torch.device) -> 
 
 @torch.no_grad()
 def rebuilt(model: Autoencoder, pictures: ImageSet, device: torch.device) -> Float[Tensor, "n c h w"]:
-    """What the autoencoder makes of pictures without being told their class: the best that its latent can do."""
+    """What the autoencoder makes of pictures without being told their class; a search may find better latents."""
     return model.rebuild(model.encoder(pictures.images(range(len(pictures))).to(device))[0], None).cpu()
 
 

@@ -51,6 +51,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     setup = prepare(config)
     if setup.sums is not None and config.kind == "lti":
         raise ConfigError("defense", setup.sums.by, "one under which the server sees single clients: LTI undoes those")
+    say_doing("looking for copies of clients' images among the public ones")
     images = prior_images(setup)
     result = root / NAMES[config.kind]
     with RunFolder(root).locked():

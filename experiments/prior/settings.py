@@ -1,17 +1,21 @@
 """What `fedsim-prior` trains, and the pictures that it may learn from."""
 
 from dataclasses import dataclass
+from logging import getLogger
 
 import torch
 
 from attacks.learned.network import InversionNetwork
 from experiments.engine.setup import Setup
-from fedsim.data import ImageSet
+from fedsim.data import FederatedData, ImageSet
+from fedsim.data.copies import contents, readable_contents
 from fedsim.errors import ConfigError, nearest
 from fedsim.models.generator import ConvGenerator
 from fedsim.settings.commands import PriorConfig
 from fedsim.settings.composition import image_side
 from fedsim.settings.trained import GeneratorSettings, InversionSettings
+
+logger = getLogger(__name__)
 
 SHOWN = 16
 """Pictures of each sort on the sample sheet."""
@@ -73,7 +77,8 @@ def prior_images(setup: Setup) -> PriorImages:
             some = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise ConfigError("prior.exclude_classes", name, f"a class of the data: {some}{nearest(name, names)}")
     left_out = {names.index(name) for name in excluded}
-    labels = data.auxiliary.labels.tolist()
+    every = _held_by_no_client(data)
+    labels = every.labels.tolist()
     kept = [place for place, label in enumerate(labels) if label not in left_out]
     others = [place for place, label in enumerate(labels) if label in left_out]
     held = prior.validation
@@ -84,6 +89,15 @@ def prior_images(setup: Setup) -> PriorImages:
     batch = config.client.batch_size
     if config.kind == "lti" and len(kept) - held < batch:
         raise ConfigError("client.batch_size", batch, f"at most the {len(kept) - held} public pictures to learn from")
-    every = data.auxiliary
     classes = tuple(sorted({labels[place] for place in kept[:-held]}))
     return PriorImages(every.subset(kept[:-held]), every.subset(kept[-held:]), every.subset(others[:held]), classes)
+
+
+def _held_by_no_client(data: FederatedData) -> ImageSet:
+    """The auxiliary pictures less copies of clients', which a folder may hold under other names."""
+    digests = list(contents(data.auxiliary))
+    held = frozenset(readable_contents(data.train)) if digests else frozenset()
+    kept = [place for place, digest in enumerate(digests) if digest not in held]
+    if copies := len(digests) - len(kept):
+        logger.warning("%d of the public pictures are copies of clients' ones, and left out", copies)
+    return data.auxiliary.subset(kept)

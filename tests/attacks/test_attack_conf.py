@@ -54,6 +54,11 @@ def test_a_file_builds_what_its_name_says(name):
         assert attack.rule == name.removeprefix("labels_")
 
 
+def test_sme_moves_as_inverting_gradients_does():
+    sme, other = loaded("sme"), loaded("inverting_gradients")
+    assert all(sme[key] == other[key] for key in ("objective", "parametrisation", "optimiser", "schedule"))
+
+
 def test_gradvit_asks_for_its_image_prior():
     settings = loaded("gradvit")
     with pytest.raises(ConfigError, match="checkpoint"):

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from attacks.generative import Generator
 from attacks.running import run_attack_on_many
 from experiments.audit.worker import AuditBatch, AuditWorker
 from experiments.engine.setup import prepare
+from fedsim.errors import ConfigError
+from fedsim.models.generator import ConvGenerator
 from tests.devices.strict_device import counted
 from tests.support.federation import settings
 
@@ -80,6 +83,13 @@ def check(device, monkeypatch, name, overrides, batch=1):
 @pytest.mark.parametrize("name", sorted({path.stem for path in (CONF / "attack").glob("*.yaml")} - TRAINED))
 def test_an_attack_keeps_to_its_device(device, monkeypatch, name):
     check(device, monkeypatch, name, CLIENTS.get(name, []), BATCHES.get(name, 1))
+
+
+def test_a_generator_on_the_device_tells_its_shape(device):
+    generator = Generator(module=ConvGenerator(8, 16, (8,))).to(device)
+    generator.check_image_shape((3, 16, 16))
+    with pytest.raises(ConfigError, match="this one makes 3×16×16"):
+        generator.check_image_shape((3, 8, 8))
 
 
 @pytest.mark.parametrize("what", MORE)

@@ -142,8 +142,8 @@ class UnrolledSteps(UpdateMap):
 class SurrogateWeights(UpdateMap):
     """∂L/∂θ at (1 - α)·θ_0 + α·θ_k, a point between the weights sent and returned (Zhu et al. 2023, SME).
 
-    The mean of the gradients along the way, weight decay and FedProx's pull included, is matched by one at the best
-    such point; α is optimised too.
+    The mean of the gradients along SGD's way, weight decay and FedProx's pull included, is matched by one at the best
+    such point; α is optimised too. Another optimiser's change is no such mean.
     """
 
     def __init__(self, victim: Victim, end: State, protocol: LocalProtocol) -> None:

@@ -68,7 +68,8 @@ class SearchState:
             name: torch.stack([start[name] for start in starts]).to(device) for name in starts[0]
         }
         if surrogate:
-            self.variables["alpha"] = torch.full((self.count,), 0.5, dtype=self.dtype, device=device)
+            alphas = [problem.alpha for problem in problems for _ in range(settings.restarts)]
+            self.variables["alpha"] = torch.tensor(alphas, dtype=self.dtype, device=device)
         given = {"labels"} if problems[0].labels is not None else set()
         moving = {name: v for name, v in self.variables.items() if v.is_floating_point() and name not in given}
         self.smooth = {name: variable.requires_grad_() for name, variable in moving.items()}

@@ -10,7 +10,7 @@ from attacks.generative import GGL, GIAS, GIFD, Generator, GeneratorSamples
 from attacks.generative.gradient_free import Evolution
 from attacks.optimization import Cosine, Descent, OptimiserSettings, Schedule, SquaredL2
 from attacks.optimization.priors import TotalVariation
-from attacks.optimization.search.search import NotFiniteError
+from attacks.optimization.search.search import NotFiniteError, SearchState
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
@@ -157,6 +157,25 @@ def test_soft_labels_are_searched_for_once(scene, cpu, monkeypatch, name):
     assert result.labels.tolist() == found[0][0].labels.argmax(dim=-1).tolist()
 
 
+@pytest.mark.parametrize("name", ["gias", "gifd"])
+def test_each_search_begins_between_the_weights_where_the_last_ended(painter, tools, cpu, monkeypatch, name):
+    seen = tools.observe(ModelSpec("lenet_dlg_32", 10, img_size=16), tools.photographs(16)[:1], [3], lr=0.1)
+    chosen = searches(Generator(module=painter()), steps=6)[name]
+    chosen.problem = replace(chosen.problem, local_updates="surrogate")
+    begun, ended, run = [], [], SearchState.run
+
+    def watched(self, session):
+        begun.append(self.variables["alpha"][0].item())
+        found = run(self, session)
+        ended.append(found[0].values["alpha"])
+        return found
+
+    monkeypatch.setattr(SearchState, "run", watched)
+    chosen(seen, torch.Generator().manual_seed(0), cpu)
+    assert begun == [0.5, *ended[:-1]]
+    assert 0.5 not in ended
+
+
 def test_a_prior_that_starts_late_counts_from_there(scene, cpu):
     """The best is chosen under the last weights: smooth pictures, though the others match better."""
     observation, _, generator = scene
@@ -202,6 +221,14 @@ def test_all_samples_for_the_scorer_or_their_mean(scene, cpu):
     mean = GeneratorSamples(generator, 8, "mean")(observation, torch.Generator().manual_seed(0), cpu).images
     assert every.shape == (8, 3, 16, 16)
     torch.testing.assert_close(mean[0], every.mean(dim=0))
+
+
+def test_an_evolution_of_one_candidate_after_the_other_cannot_do_with_less_memory(scene, cpu):
+    observation, _, generator = scene
+    for room, smaller in ((4.0, "memory_gib=2"), (1e-9, "")):
+        ggl = GGL(generator=generator, generations=1, population=4, memory_gib=room)
+        ggl(observation, torch.Generator().manual_seed(0), cpu)
+        assert ggl.shrink(cpu) == smaller
 
 
 class Shades(torch.nn.Module):

@@ -11,6 +11,8 @@ from attacks.learned.checkpoint import Trained, load_trained, save_trained
 from attacks.learned.circumstances import Circumstances, change
 from attacks.learned.hashing import UpdateHash
 from attacks.learned.network import InversionNetwork
+from attacks.running import run_built
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
@@ -44,6 +46,16 @@ def test_it_is_one_pass_through_the_network(observation, checkpoint, cpu, rng):
     torch.testing.assert_close(found.images, expected.detach().clamp(0, 1))
     mean = LearnedInversion(str(path), output="mean")(observation, rng, cpu)
     assert torch.equal(mean.images, torch.full((2, 3, 16, 16), 0.5))
+
+
+def test_its_images_are_the_clients_own_already(observation, checkpoint, cpu, rng):
+    """It was trained to give them, whatever the model saw: no regression on what it saw comes behind."""
+    public = torch.rand(8, 3, 16, 16, generator=rng)
+    seen = replace(observation, image_prior=PublicPrior.of(public, public.roll(1, dims=0)))
+    (found,) = run_built([seen], "lti", LearnedInversion(str(checkpoint[0])), 0, cpu)
+    assert found.status == "done"
+    assert found.images is not None
+    assert found.own_images is None
 
 
 def with_tensors(observation, edit):

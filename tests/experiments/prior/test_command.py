@@ -17,7 +17,9 @@ from experiments.engine.setup import prepare
 from experiments.prior import inversion, training
 from experiments.prior.command import use
 from experiments.prior.inversion import Simulator
+from experiments.prior.settings import prior_images
 from experiments.python.load_config import load_config
+from fedsim.data.copies import contents
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, load_generator, save_generator
 from fedsim.storage.durable import locked
@@ -146,8 +148,8 @@ def test_a_training_does_not_go_on_over_other_images(command, tmp_path):
     data = ["data=imagefolder", f"data.path={tmp_path / 'data'}", "data.auxiliary_fraction=0.6", "prior.validation=4"]
     call = ["fedsim-prior", f"run_dir={tmp_path / 'prior'}", *data, "threads=1", *GENERATOR, "model=vit_nano"]
     assert command(*call)[0] == 0
-    for path in (tmp_path / "data").rglob("*.png"):
-        Image.new("RGB", (8, 8), (9, 9, 9)).save(path)
+    for index, path in enumerate((tmp_path / "data").rglob("*.png")):
+        Image.new("RGB", (8, 8), (9, 9, index)).save(path)
     code, _, err = command(*call)
     assert code == 2
     assert "choose a new folder, or bring back what there was: this one holds results of other images" in err
@@ -289,6 +291,24 @@ def test_an_audit_of_images_that_its_prior_was_trained_on_is_refused(command, tm
     code, _, err = command(*run, "client.batch_size=1")
     assert code == 2
     assert re.search(r"attack=lti: its prior was trained on \d+ of the", err)
+
+
+def test_a_public_copy_of_a_clients_picture_is_not_learned_from(tmp_path, caplog):
+    """The same data settings then never meet an attacked image that the prior was trained on."""
+    for index in range(24):
+        path = tmp_path / ("cat", "dog")[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shade = index // 2 % 6  # half of each class are copies of the other half
+        Image.new("RGB", (8, 8), (10 * shade, 9 * (index % 2), 9)).save(path)
+    given = ["data=imagefolder", f"data.path={tmp_path}", "data.auxiliary_fraction=0.6", "data.test_fraction=0"]
+    setup = prepare(load_config("prior", *given, "model=vit_nano", "prior.validation=1"))
+    held, public = set(contents(setup.data.train)), list(contents(setup.data.auxiliary))
+    copies = sum(digest in held for digest in public)
+    images = prior_images(setup)
+    assert 0 < copies < len(public) - 1
+    assert len(images.train) + len(images.validation) == len(public) - copies
+    assert held.isdisjoint(contents(images.train))
+    assert f"{copies} of the public pictures are copies of clients' ones, and left out" in caplog.text
 
 
 def test_a_generator_keeps_what_it_was_trained_on(tmp_path):
