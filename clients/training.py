@@ -340,7 +340,7 @@ def _protocol(
     if optimizer is not None and not lrs:
         lrs = [0.0]  # every step was skipped: a protocol has one at least
     named = "none" if optimizer is None else type(optimizer).__name__.lower()
-    betas = defaults.get("betas", (0.9, 0.999))
+    betas, eps = defaults.get("betas", (0.9, 0.999)), defaults.get("eps")
     return LocalProtocol(
         batch_size=batch_size,
         steps=max(1, len(lrs)),
@@ -350,7 +350,7 @@ def _protocol(
         dampening=float(defaults.get("dampening", 0.0)),
         nesterov=bool(defaults.get("nesterov", False)),
         betas=(float(betas[0]), float(betas[1])),
-        eps=float(defaults.get("eps", 1e-8)),
+        eps=float(eps) if isinstance(eps, int | float) else 1e-8,  # Adafactor has two
         weight_decay=float(defaults.get("weight_decay", 0.0)),
         proximal_mu=proximal_mu,
         label_smoothing=settings.label_smoothing,
