@@ -15,7 +15,7 @@ from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
 
 MAX_BATCH_SIZE = 32
-"""Features of more examples are solved for on request only: of 32 it takes a quarter of a minute for one count vector."""
+"""Features of more examples are solved for on request only: of 32 that takes some 15 s for each count vector."""
 
 
 class CertifiedLabels(Attack):
