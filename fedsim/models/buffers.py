@@ -1,7 +1,7 @@
 """A model's buffers, which a forward pass may write to, fill, or put other tensors in place of."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Buffers:
@@ -9,7 +9,7 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._held = [(module, name, one) for module in model.modules() for name, one in module._buffers.items()]
-        self._tensors = [one for *_, one in self._held if one is not None]
+        self._tensors = [one for *_, one in self._held if one is not None and not _expanded(one)]
         self._values = [one.clone() for one in self._tensors]
 
     @torch.no_grad()
@@ -35,3 +35,10 @@ class Buffers:
         ]
         for module, name, one, value in moved:
             module._buffers[name] = one.copy_(value)
+
+
+def _expanded(buffer: Tensor) -> bool:
+    """Several of its entries are one number in memory: torch lets nobody write to it."""
+    if buffer.layout != torch.strided:
+        return False
+    return any(step == 0 and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True))

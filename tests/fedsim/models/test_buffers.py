@@ -38,6 +38,16 @@ def test_a_model_without_buffers_has_nothing_to_restore():
     Buffers(torch.nn.Linear(2, 2)).restore()
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_expanded_one_which_nobody_can_write_to_comes_back_too(model, persistent):
+    row = torch.ones(1, 2).expand(2, 2)
+    model.register_buffer("mask", row, persistent=persistent)
+    buffers = Buffers(model)
+    model.mask = torch.zeros(2, 2)
+    buffers.restore()
+    assert model.mask is row
+
+
 def test_what_was_put_in_the_place_of_a_saved_one_becomes_the_value_of_the_same_tensor(model):
     inner, buffers = model[0], Buffers(model)
     saved, other = inner.saved, inner.other
