@@ -38,6 +38,21 @@ def test_no_image_is_left_alone_for_a_batch_norm():
     assert float(found.sum()) == pytest.approx(1.0)
 
 
+class MonteCarlo(nn.Linear):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5, training=True))
+
+
+def test_a_model_that_draws_in_eval_mode_is_evaluated_alike_at_each_call():
+    model = MonteCarlo(6, 3)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    found = evaluate(model, Pictures(), lambda x: x)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert evaluate(model, Pictures(), lambda x: x) == found
+
+
 class Caching(nn.Linear):
     """What it computes once it keeps, in a state or in none, and one of its buffers is another at each call."""
 
