@@ -20,8 +20,8 @@ from fedsim.data import FederatedData, ImageSet
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.metrics.accuracy import evaluate
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
+from fedsim.models.buffers import Buffers
 from fedsim.models.finetune import Finetune
-from fedsim.models.unsaved import UnsavedBuffers
 from fedsim.observation import Observation
 from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.commands import LocalConfig, config_of
@@ -91,14 +91,14 @@ class ClientRuntime:
         return self._personal[1]
 
     @cached_property
-    def _personal(self) -> tuple[nn.Module, State, UnsavedBuffers]:
-        """The model, what each client keeps of its own, and the buffers that no state holds, as they were built."""
+    def _personal(self) -> tuple[nn.Module, State, Buffers]:
+        """The model, what each client keeps of its own, and the buffers, as they were built."""
         architecture = self._architecture(self.defenses)
         model = architecture.build()
         names = architecture.finetune.personalise(model, architecture.seed)
         model = model.to(self.device)
         own = {name: model.get_parameter(name).detach().clone() for name in sorted(names)}
-        return model, own, UnsavedBuffers(model)
+        return model, own, Buffers(model)
 
     def _chain(self) -> DefenseChain:
         """The defenses as nobody has used them."""
@@ -162,11 +162,11 @@ class ClientRuntime:
         Raises:
             KeyError: the state lacks a tensor of this model's.
         """
+        self._personal[2].restore()
         state = {**state, **(own or self.own)}
         names = [name for name in self._tensors if name in state or name not in self._resting]
         with torch.no_grad():
             torch._foreach_copy_([self._tensors[name] for name in names], [state[name] for name in names])
-        self._personal[2].restore()
 
     def kept(self) -> State:
         """What the client whose turn ends keeps of its own."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from clients.compiled import Forward, compiled
+from fedsim.models.buffers import Buffers
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.local.decay import groups, undecayed
 from fedsim.settings.local.optimizers import Optimisers
@@ -23,6 +24,7 @@ class LocalModel:
     Attributes:
         trained: the parameters that local steps change.
         buffers: what training changes besides, less the count of batches: an average of it means nothing.
+        all_buffers: of the model, those that no state holds among them.
         alike: whether the trained parameters are of one type and on one device.
         forward: what a batch goes through: the model, or its compiled code.
     """
@@ -35,6 +37,7 @@ class LocalModel:
         persistent = set(model.state_dict())
         held = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
         self.buffers: State = {name: buffer for name, buffer in held.items() if buffer.is_floating_point()}
+        self.all_buffers = Buffers(model)
         self._modules = list(model.modules())
         self._changing: State = {**self.trained, **self.buffers}
         self.alike = are_alike(self.trained.values())

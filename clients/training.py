@@ -23,6 +23,7 @@ from fedsim.data import ImageSet
 from fedsim.float32 import full_float32
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
+from fedsim.models.buffers import Buffers
 from fedsim.settings.groups import ClientSettings
 from fedsim.update import LocalProtocol, Precision, State, Update
 
@@ -166,6 +167,7 @@ def train_locally(
             optimizer.step()
             if scheduler is not None:
                 scheduler.step()
+    local.all_buffers.settle()
     if one_gradient:
         tensors = {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trainable.items()}
     else:
@@ -219,7 +221,6 @@ class LossGradient:
         self._precision, self._micro_batch_size = precision, micro_batch_size
         self.scale = LossScale(precision)
         self._finite = True
-        self._buffers = list(model.buffers()) if self.scale.needed else []
 
     def __call__(self, batch: Batch) -> State:
         return self._within_range(partial(self._together, batch))
@@ -236,12 +237,11 @@ class LossGradient:
         steps learn nothing. What is finite at no scale did not overflow for it, so the scale stays as it was.
         """
         scale, losses = self.scale.value, len(self._losses)
-        before = [buffer.clone() for buffer in self._buffers]
+        before = Buffers(self._model) if self.scale.needed else None
         gradients = compute()
         while not (finite := self.scale.step()):
-            with torch.no_grad():
-                for buffer, value in zip(self._buffers, before, strict=True):
-                    buffer.copy_(value)
+            if before is not None:
+                before.restore()
             if self.scale.value < 1.0:
                 break
             del self._losses[losses:]
@@ -340,7 +340,7 @@ def _protocol(
     if optimizer is not None and not lrs:
         lrs = [0.0]  # every step was skipped: a protocol has one at least
     named = "none" if optimizer is None else type(optimizer).__name__.lower()
-    betas = defaults.get("betas", (0.9, 0.999))
+    betas, eps = defaults.get("betas", (0.9, 0.999)), defaults.get("eps")
     return LocalProtocol(
         batch_size=batch_size,
         steps=max(1, len(lrs)),
@@ -350,7 +350,7 @@ def _protocol(
         dampening=float(defaults.get("dampening", 0.0)),
         nesterov=bool(defaults.get("nesterov", False)),
         betas=(float(betas[0]), float(betas[1])),
-        eps=float(defaults.get("eps", 1e-8)),
+        eps=float(eps) if isinstance(eps, int | float) else 1e-8,  # Adafactor has two
         weight_decay=float(defaults.get("weight_decay", 0.0)),
         proximal_mu=proximal_mu,
         label_smoothing=settings.label_smoothing,

@@ -1,7 +1,7 @@
 """The labels that the client's computation is done once more with, each image its own."""
 
 from collections.abc import Iterator
-from itertools import islice, permutations
+from itertools import islice
 
 import torch
 from jaxtyping import Int
@@ -34,7 +34,7 @@ def assignments(observation: Observation, result: Reconstruction) -> Iterator[In
         return
     found = _certified_labels(observation)
     if found is not None and len(found) == count:
-        yield from islice(_orders(found.tolist()), MAX_ORDERS)
+        yield from map(torch.tensor, islice(_orders(found.tolist()), MAX_ORDERS))
 
 
 def _of_one(observation: Observation, known: Tensor | None) -> Iterator[Int[Tensor, " batch"]]:
@@ -53,9 +53,11 @@ def _certified_labels(observation: Observation) -> Tensor | None:
     return found.labels if found.certified else None
 
 
-def _orders(labels: list[int]) -> Iterator[Int[Tensor, " batch"]]:
-    seen = set()
-    for order in permutations(labels):
-        if order not in seen:
-            seen.add(order)
-            yield torch.tensor(order)
+def _orders(labels: list[int]) -> Iterator[list[int]]:
+    """Those that differ, without a walk through all that do not: labels alike have B! for each."""
+    if not labels:
+        yield []
+    for first in dict.fromkeys(labels):
+        rest = labels.copy()
+        rest.remove(first)
+        yield from ([first, *order] for order in _orders(rest))

@@ -14,6 +14,9 @@ from attacks.label.rules import prior_counts
 from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
 
+MAX_BATCH_SIZE = 32
+"""Features of more examples are solved for on request only: of 32 that takes some 15 s for each count vector."""
+
 
 class CertifiedLabels(Attack):
     """The only label counts that explain the head's gradient, or the likeliest, uncertified.
@@ -34,11 +37,15 @@ class CertifiedLabels(Attack):
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """Raises NotApplicable as `features_of` does."""
-        return as_reconstruction(features_of(observation, device, rng, self.max_candidates))
+        return as_reconstruction(features_of(observation, device, rng, self.max_candidates, self.needs.max_batch_size))
 
 
 def features_of(
-    observation: Observation, device: torch.device, rng: torch.Generator, max_candidates: int = 64
+    observation: Observation,
+    device: torch.device,
+    rng: torch.Generator,
+    max_candidates: int = 64,
+    max_batch_size: int | None = MAX_BATCH_SIZE,
 ) -> CountCertificate:
     """Labels, certified where the shared gradient allows no others, and the head's input for each, to `feature_error`.
 
@@ -47,7 +54,8 @@ def features_of(
     are on `device`.
 
     Raises:
-        NotApplicable: several steps, several heads or none, a batch of B > min(C - 1, D), a withheld gradient.
+        NotApplicable: several steps, several heads or none, a batch of B > min(C - 1, D) or larger than
+            `max_batch_size`, a withheld gradient.
     """
     protocol = observation.protocol
     if protocol.steps > 1:
@@ -60,6 +68,8 @@ def features_of(
     limit = min(len(weight) - 1, weight.shape[1])
     if total > limit:
         raise NotApplicable(f"{total} examples: counts of at most {limit} can be certified (classes - 1, features)")
+    if max_batch_size is not None and total > max_batch_size:
+        raise NotApplicable(f"{total} examples: their features are solved for in batches of at most {max_batch_size}")
     found = certify_counts(
         weight,
         bias,

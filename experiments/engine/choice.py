@@ -17,6 +17,7 @@ from experiments.cli.machine import cores
 from experiments.cli.validation import clients_a_round, worker_counts
 from experiments.engine.ray_only import needs_ray
 from experiments.engine.setup import Setup
+from fedsim.models.buffers import Buffers
 from fedsim.settings.commands import AuditConfig, JobConfig, RunConfig
 from fedsim.settings.composition import image_side
 from fedsim.settings.groups import Device, Engine
@@ -174,9 +175,9 @@ def _step_seconds(setup: Setup, batch: int) -> float:
 
 
 def forward_flops(model: nn.Module, side: int) -> float:
-    """FLOPs of one picture; 0 for a model that cannot take one: who trains it says why."""
+    """FLOPs of one picture; 0 for a model that cannot take one: who trains it says why. The model stays as it is."""
     image = torch.zeros(1, 3, side, side, dtype=next(model.parameters()).dtype)
-    trained = model.training
+    trained, buffers = model.training, Buffers(model)
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -185,4 +186,5 @@ def forward_flops(model: nn.Module, side: int) -> float:
         return 0.0
     finally:
         model.train(trained)
+        buffers.restore()
     return float(counter.get_total_flops())

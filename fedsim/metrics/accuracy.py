@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
+from fedsim.models.buffers import Buffers
 
 CHUNK = 64
 
@@ -26,21 +27,24 @@ class Evaluation:
 def evaluate(
     model: nn.Module, pictures: ImageSet, normalise: Callable[[Tensor], Tensor], batch_size: int = 256
 ) -> Evaluation:
-    """Evaluate in eval mode.
+    """Evaluate in eval mode; buffers stay as they are. A model that draws there too draws the same at each call.
 
     Raises:
         ValueError: there are no pictures.
     """
     if len(pictures) == 0:
         raise ValueError("no pictures to evaluate on")
+    before = Buffers(model)
     model.eval()
     right, loss = 0, 0.0
-    for start in range(0, len(pictures), batch_size):
-        indices = range(start, min(start + batch_size, len(pictures)))
-        logits = model(normalise(pictures.images(indices))).float()
-        labels = pictures.labels[start : indices.stop].to(logits.device)
-        right += int((logits.argmax(1) == labels).sum())
-        loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+    with seeded_globals(0, "evaluate"):
+        for start in range(0, len(pictures), batch_size):
+            indices = range(start, min(start + batch_size, len(pictures)))
+            logits = model(normalise(pictures.images(indices))).float()
+            labels = pictures.labels[start : indices.stop].to(logits.device)
+            right += int((logits.argmax(1) == labels).sum())
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+    before.restore()
     return Evaluation(right / len(pictures), loss / len(pictures))
 
 
@@ -53,7 +57,7 @@ def mean_softmax(
     The model's state stays as it was: in training mode BatchNorm would count these pictures in. Dropout draws the same
     at each call.
     """
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    before = Buffers(model)
     model.train(training_mode)
     sums: list[Tensor] = []
     count = min(limit, len(pictures))
@@ -61,6 +65,5 @@ def mean_softmax(
         for part in np.array_split(range(count), -(-count // CHUNK)):  # none of one image, which BatchNorm may refuse
             images = normalise(pictures.images(part.tolist()))
             sums.append(model(images).double().softmax(1).sum(0))
-    for name, buffer in model.named_buffers():
-        buffer.copy_(before[name])
+    before.restore()
     return (torch.stack(sums).sum(0) / count).cpu()

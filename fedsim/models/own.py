@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.errors import ConfigError
 from fedsim.models.architecture import Architecture, ModelSpec, input_sides, normalisation
+from fedsim.models.buffers import Buffers
 from fedsim.models.random_drops import random_drops
 from fedsim.models.stated import check_stated
-from fedsim.models.unsaved import UnsavedBuffers
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ def _each(key: str, given: Any, usual: tuple[float, ...], channels: int) -> tupl
 
 
 def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None]:
-    """The number of outputs, and the linear layer whose output they are; modes and unsaved buffers stay as they are."""
+    """The number of outputs, and the linear layer whose output they are; modes and buffers stay as they are."""
     like = next((p for p in module.parameters() if p.is_floating_point()), None)
     if like is None:
         raise ConfigError("model", type(module).__name__, "a module with real parameters")
     modes = {one: one.training for one in module.modules()}
-    unsaved = UnsavedBuffers(module)
+    buffers = Buffers(module)
     made: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     linear = {name: one for name, one in module.named_modules() if isinstance(one, nn.Linear)}
     hooks = [one.register_forward_hook(partial(_note, made, name)) for name, one in linear.items()]
@@ -150,7 +150,7 @@ def _outputs(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, str | None
     finally:
         for one, mode in modes.items():
             one.training = mode
-        unsaved.restore()
+        buffers.restore()
         for hook in hooks:
             hook.remove()
     if not isinstance(logits, torch.Tensor) or logits.ndim != 2 or len(logits) != 1:

@@ -116,6 +116,9 @@ class ClientSettings:
         if self.local_steps is not None and self.local_epochs != 1:
             wanted = f"null beside client.local_epochs={self.local_epochs}: one of them says how long a client trains"
             raise ConfigError("client.local_steps", self.local_steps, wanted)
+        if self.schedule.shape == "constant" and self.schedule.final:
+            wanted = "0 beside client.schedule.shape=constant, which ends at the whole rate"
+            raise ConfigError("client.schedule.final", self.schedule.final, wanted)
         if self.schedule.constant:
             return
         if self.share == "gradient":

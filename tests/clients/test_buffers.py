@@ -150,10 +150,10 @@ def test_withheld_running_statistics_are_not_sent(share, mode, runtime):
 class Remembering(torch.nn.Module):
     """What it has seen moves its output, and no state holds it."""
 
-    def __init__(self):
+    def __init__(self, persistent=False):
         super().__init__()
         self.head = torch.nn.Linear(192, 10)
-        self.register_buffer("seen", torch.zeros(192), persistent=False)
+        self.register_buffer("seen", torch.zeros(192), persistent=persistent)
 
     def forward(self, x):
         x = x.flatten(1)
@@ -173,11 +173,19 @@ class RememberingOne(Remembering):
         return self.head(x.flatten(1) if before is None else x.flatten(1) + before)
 
 
-@pytest.mark.parametrize("module", [Remembering, RememberingOne])
-def test_what_no_state_holds_passes_from_no_client_to_the_next(module, runtime):
-    own = own_architecture(module(), (3, 8, 8))
-    configured = runtime("client.share=delta", "client.local_steps=2")
-    client = ClientRuntime(configured.config, configured.data, replace(own, wrappers=(DefenseChain(),)))
+@pytest.fixture
+def client_with(runtime):
+    def make(module, *overrides):
+        own = own_architecture(module, (3, 8, 8))
+        configured = runtime("client.local_steps=2", *overrides)
+        return ClientRuntime(configured.config, configured.data, replace(own, wrappers=(DefenseChain(),)))
+
+    return make
+
+
+@pytest.mark.parametrize("module", [Remembering(), Remembering(persistent=True), RememberingOne()])
+def test_what_a_forward_pass_puts_in_place_of_a_buffer_passes_from_no_client_to_the_next(module, client_with):
+    client = client_with(module, "client.share=delta")
     state = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
 
     def answer(position):
@@ -186,3 +194,14 @@ def test_what_no_state_holds_passes_from_no_client_to_the_next(module, runtime):
     first, other, again = answer(0), answer(1), answer(0)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("share", ["delta", "weights"])
+def test_what_a_forward_pass_puts_in_place_of_a_saved_buffer_is_shared(share, client_with):
+    client = client_with(Remembering(persistent=True), f"client.share={share}")
+    state = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    update = client.answer(client.data.train.subset([0]), state, 0).update
+    image = client.normaliser(client.data.train.images([0])).flatten()
+    torch.testing.assert_close(update.buffers["seen"], 2 * image)  # of each local step once
+    client.load(state)
+    assert torch.equal(client.model.seen, state["seen"])

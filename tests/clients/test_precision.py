@@ -170,9 +170,21 @@ def test_a_batch_that_is_finite_at_no_scale_is_skipped_and_leaves_the_scale():
     assert compute.ended_finite()
 
 
+class Counting(nn.BatchNorm1d):
+    """Each call puts another tensor in place of the count."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return super().forward(x)
+
+
 def test_running_statistics_move_once_however_often_a_gradient_overflows():
     images, labels = 100 * torch.rand(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0])
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model = nn.Sequential(Counting(3), nn.Linear(3, 2))
     with torch.no_grad():
         model[0].weight.fill_(20.0)  # overflows at the first scale
     expected = copy.deepcopy(model)

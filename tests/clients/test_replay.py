@@ -12,6 +12,7 @@ import fedsim
 from clients.replay import replay
 from defenses.base import Defense
 from fedsim.effects import Unpublished
+from fedsim.ground_truth import GroundTruth
 from tests.support.clients import observe_client
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "defense"
@@ -133,6 +134,25 @@ def test_what_cannot_be_known_is_not_repeated():
     before = torch.get_rng_state()
     assert dropout.replay(truth.images, truth.labels) is None
     assert torch.equal(before, torch.get_rng_state()), "whoever asks has the same draws afterwards"
+
+
+class Remembering(nn.Module):
+    """What it has seen moves its output, and no state holds it."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj, self.head = nn.Linear(48, 8), nn.Linear(8, 5)
+        self.register_buffer("seen", torch.zeros(48), persistent=False)
+
+    def forward(self, x):
+        self.seen = self.seen + 1 + x.flatten(1).mean(0)
+        return self.head(self.proj(x.flatten(1) + self.seen))
+
+
+def test_a_client_begins_with_the_model_as_it_was_built():
+    image = torch.rand(1, 3, 4, 4)
+    seen = fedsim.observe(Remembering(), image, [1], finetune={"lora": {"targets": ["proj"]}}, share="delta")
+    assert same(seen, GroundTruth(image, torch.tensor([1]), ("a",), image))
 
 
 def test_a_model_that_draws_from_python_is_not_repeated():

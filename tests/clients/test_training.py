@@ -248,3 +248,11 @@ def test_frozen_parameters_are_withheld_from_whole_weights(runtime):
     _, update = shared(client, False)
     assert update.withheld == {"pos_embed": "fixed_pe"}
     assert "pos_embed" not in update.tensors
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Adamax", "RMSprop", "Rprop"])
+def test_the_protocol_is_of_any_optimiser_of_torchs(runtime, name):
+    client = runtime("client.share=delta", f"client.optimizer={{_target_:torch.optim.{name},lr:0.001}}")
+    client.load(start_state(client))
+    protocol = client.train(client.data.train.subset([0]), 0, 0).protocol
+    assert (protocol.optimizer, protocol.lrs) == (name.lower(), (0.001,))

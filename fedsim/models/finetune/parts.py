@@ -42,7 +42,14 @@ class LastK(Finetune):
         most = len(layers) - 1  # the head is a layer of its own
         expected = f"at most {most}: {type(model).__name__} has {most - 1} blocks, and its embedding is one more"
         require("finetune.k", self.k, self.k <= most, expected)
-        return {name for layer in sorted(layers)[-self.k - 1 :] for name in layers[layer]}
+        order = sorted(layers)
+        chosen = {name for layer in order[-self.k - 1 :] for name in layers[layer]}
+        if self.k == most:
+            return chosen
+        names = [name for name, _ in model.named_parameters()]
+        in_front = names[: min(map(names.index, layers[order[1]]))]
+        # timm counts what its layers do not name to the head, also rotations and biases that all blocks share.
+        return chosen - {name for name in in_front if "." in name}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import ConfigError
+from fedsim.models.buffers import Buffers
 from fedsim.models.roles import find_roles
 
 
@@ -152,7 +153,7 @@ def recorded_finetune(record: Mapping[str, Any] | None) -> Finetune:
 
 
 def _called(model: nn.Module, hosts: Mapping[str, nn.Module], image_shape: Sequence[int]) -> set[str]:
-    """Those that a forward pass calls; modes stay as they are."""
+    """Those that a forward pass calls; modes and buffers stay as they are."""
     called: set[str] = set()
 
     def note(name: str, *_: object) -> None:
@@ -160,13 +161,14 @@ def _called(model: nn.Module, hosts: Mapping[str, nn.Module], image_shape: Seque
 
     hooks = [one.register_forward_pre_hook(partial(note, name)) for name, one in hosts.items()]
     modes = {one: one.training for one in model.modules()}
-    like = next(model.parameters())
+    buffers, like = Buffers(model), next(model.parameters())
     try:
         with torch.no_grad():
             model.eval()(torch.zeros(1, *image_shape, dtype=like.dtype, device=like.device))
     finally:
         for one, mode in modes.items():
             one.training = mode
+        buffers.restore()
         for hook in hooks:
             hook.remove()
     return called

@@ -89,6 +89,10 @@ def test_refusals(tools, rng, cpu):
         attack(many, rng, cpu)
     with pytest.raises(NotApplicable, match="at most 4 can be served"):
         CertifiedLabels(max_batch_size=4)(many, rng, cpu)
+    wide = tools.observe(tools.tiny(num_classes=40, kwargs=SMALL), tools.detailed(1), [3])
+    larger = replace(wide, protocol=replace(wide.protocol, batch_size=33), update=replace(wide.update, num_examples=33))
+    with pytest.raises(NotApplicable, match="33 examples: their features are solved for in batches of at most 32"):
+        features_of(larger, cpu, rng)
     smoothed = replace(observation, protocol=replace(observation.protocol, label_smoothing=1.0))
     with pytest.raises(NotApplicable, match="leaves nothing"):
         attack(smoothed, rng, cpu)

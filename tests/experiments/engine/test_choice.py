@@ -189,6 +189,18 @@ def test_flops_of_a_forward_pass():
     assert forward_flops(Broken(1, 1), 8) == 0.0
 
 
+def test_counting_flops_leaves_nothing_in_the_model():
+    class Caching(nn.Linear):
+        def forward(self, image):
+            self.cache = image.flatten(1)
+            return super().forward(self.cache)
+
+    model = Caching(12, 3)
+    model.register_buffer("cache", None)
+    assert forward_flops(model, 2) == 2 * 12 * 3
+    assert model.cache is None
+
+
 def test_the_choice_stands_in_the_folder_and_changes_no_bit(fedsim, command, ray_on_this_machine, tmp_path):
     inline, on_ray = fedsim("attack=[labels]"), fedsim("attack=[labels]", "simulation.workers=2")
     engines = [yaml.safe_load((run / "config.yaml").read_text())["simulation"]["engine"] for run in (inline, on_ray)]

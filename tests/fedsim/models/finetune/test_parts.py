@@ -50,6 +50,18 @@ def test_the_last_blocks_and_one_more_are_everything():
         LastK(0)
 
 
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [("vit_small_patch16_rope_mixed_224", "rope."), ("vit_srelpos_small_patch16_224", "shared_rel_pos.")],
+)
+def test_positions_that_all_blocks_share_are_trained_with_the_embedding(name, shared):
+    spec = ModelSpec(name, 10, 32, kwargs={"depth": 2})
+    last, everything = trained(LastK(1), spec), trained(FULL, spec)
+    assert {name for name in everything if name.startswith(("blocks.1.", "norm.", "fc_norm.", "head."))} == last
+    assert any(name.startswith(shared) for name in everything)
+    assert trained(LastK(3), spec) == everything
+
+
 @pytest.mark.parametrize("recipe", [FULL, Head(), Bias(), Norm(), LastK()])
 def test_a_part_changes_no_weight_and_no_output(recipe):
     bare, prepared = NANO.build(0), Architecture(NANO, finetune=recipe).build()

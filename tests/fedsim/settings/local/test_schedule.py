@@ -54,9 +54,9 @@ def train():
     return local
 
 
-def test_a_constant_schedule_changes_no_bit_and_a_cosine_is_recorded(train):
+def test_a_constant_rate_changes_no_bit_and_a_cosine_is_recorded(train):
     plain = train("client.local_steps=4")
-    same = train("client.local_steps=4", "client.schedule.final=0.5")
+    same = train("client.local_steps=4", "client.schedule.shape=linear", "client.schedule.final=1")
     assert all(torch.equal(plain.tensors[name], same.tensors[name]) for name in plain.tensors)
     falling = train("client.local_steps=4", "client.schedule.shape=cosine")
     assert falling.protocol.lrs == pytest.approx([0.1, 0.0853553, 0.05, 0.0146447], rel=1e-5)
@@ -81,6 +81,8 @@ def test_a_run_spans_its_rounds():
         (["client.share=gradient", "client.schedule.shape=cosine"], "client.schedule.shape"),
         (["client.schedule.warmup=2"], "client.schedule.warmup"),
         (["client.schedule.shape=cosin"], "client.schedule.shape"),
+        (["client.schedule.final=0.1"], "client.schedule.final"),
+        (["client.schedule.final=0.1", "client.schedule.warmup=0.5"], "client.schedule.final"),
         (["client.schedule.shape=cosine", "client.schedule.over=rounds"], "client.schedule.over"),
         (["client.schedule.shape=cosine", "client.scheduler={_target_:x.y}"], "client.scheduler"),
     ],
