@@ -226,7 +226,11 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
         trainings={unit.label: progress.stage(unit) for unit in trainings},
         audits={unit.label: progress.stage(unit) for unit in audits},
         cells=tuple(cell for unit in begun for cell in progress.cells(unit)),
-        counts=read_counts((unit.folder for unit in begun), {one.name for one in progress.columns if not one.blind}),
+        counts=read_counts(
+            (unit.folder for unit in begun),
+            progress.attacks,
+            {column.name for column in progress.columns if column.blind},
+        ),
     )
 
 

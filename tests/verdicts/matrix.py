@@ -107,5 +107,5 @@ def _row(
         trainings={"0": RowState("done")},
         audits=stages,
         cells=tuple(cells),
-        counts=read_counts(audits, {column.name for column in columns if not column.blind}),
+        counts=read_counts(audits, [one.name for one in columns], {one.name for one in columns if one.blind}),
     )

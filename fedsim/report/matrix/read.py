@@ -55,13 +55,14 @@ def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -
     """A cell for each attack from an audit's folder, whatever state the audit is in.
 
     Args:
+        attacks: the matrix's columns; the folder may hold attacks of other calls.
         updates: how many the audit has when it is finished.
     """
     audit, guess = _audit(folder), read_baseline(folder)
     records = () if audit is None else audit.attacks
     without = () if audit is None else guessing(audit).attacks
     labels = frozenset() if audit is None else labels_of(audit)
-    silent, cells = audit is not None and unrun([audit]), []
+    silent, cells = audit is not None and unrun([audit], attacks), []
     for name in attacks:
         rows = [row for row in records if row.attack == name]
         cells.append(
@@ -70,8 +71,13 @@ def read_cells(folder: Path, state: str, attacks: Sequence[str], updates: int) -
     return cells
 
 
-def read_counts(folders: Iterable[Path], attacks: Collection[str]) -> Counts:
-    """Over all of these attacks in all of a row's audits, which show the same images, as a run's report counts."""
+def read_counts(folders: Iterable[Path], attacks: Collection[str], blind: Collection[str] = ()) -> Counts:
+    """Over all of these attacks in all of a row's audits, which show the same images, as a run's report counts.
+
+    Args:
+        blind: baselines among them, of which one without a line leaves open what it reaches.
+    """
+    attacks = set(attacks).difference(blind)
     records: list[AttackRecord] = []
     without: list[AttackRecord] = []
     audits: list[RecordedRun] = []
@@ -82,7 +88,7 @@ def read_counts(folders: Iterable[Path], attacks: Collection[str]) -> Counts:
             records += _apart([one for one in reading(audit).attacks if one.attack in attacks], number)
             without += _apart(guessing(audit).attacks, number)
     labels = {name for name in attacks if after_labels([(audit, name) for audit in audits])}
-    return count_images(records, without, labels, unrun(audits))
+    return count_images(records, without, labels, unrun(audits, blind))
 
 
 def _apart(records: Iterable[AttackRecord], audit: int) -> list[AttackRecord]:

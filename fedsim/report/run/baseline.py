@@ -1,7 +1,7 @@
 """What can be had without any gradient: the mark that an attack must pass to have learned something."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -54,12 +54,20 @@ def baselines(run: RecordedRun) -> frozenset[str]:
     return frozenset(name for name in {record.attack for record in run.attacks} if needs_no_gradient(run, name))
 
 
-def unrun(runs: Iterable[RecordedRun]) -> bool:
-    """Whether a baseline was asked for of which its run has no line: it is known by its settings alone."""
+def unrun(runs: Iterable[RecordedRun], asked: Collection[str] | None = None) -> bool:
+    """Whether a baseline was asked for of which its run has no line: it is known by its settings alone.
+
+    A run without any line leaves open what it would have shown, and nothing of what others did.
+
+    Args:
+        asked: names of attacks; None: each run's own.
+    """
     return any(
         needs_no_gradient(run, name)
         for run in runs
+        if run.attacks
         for name in set(run.names("attack")) - {record.attack for record in run.attacks}
+        if asked is None or name in asked
     )
 
 

@@ -263,6 +263,17 @@ def test_a_row_counts_as_the_page_of_its_run_does(shown, records):
     assert counts.level == page.level
 
 
+def test_a_baseline_that_never_ran_is_unknown_where_it_is_a_column(shown, records):
+    """Another call had asked for it, and stopped before its first line."""
+    folder = shown(*[(n, "x", [records.image(25.0, f"{n}", guess_psnr=10.0)], {}) for n in range(20)])
+    (folder / "config.yaml").write_text("attack: {x: {}, blind: {target: random}}\n")
+    for blind, level, unknown in (([], "broken", 0), (["blind"], "open", 20)):
+        columns = ["x", *blind]
+        cell, counts = read_cells(folder, "initial", columns, 20)[0], read_counts([folder], columns, blind)
+        assert cell.counts == counts
+        assert (counts.level, counts.unguessed) == (level, unknown)
+
+
 def test_a_certificate_that_is_known_to_be_wrong_breaks_nothing(shown, records):
     folder = shown((0, "x", [records.image(15.0, "a")], CERTIFIED), (1, "x", [records.image(None, "b")], CERTIFIED))
     counts = read_counts([folder], ["x"])

@@ -666,7 +666,20 @@ def test_a_baseline_that_never_ran_may_have_done_as_well(write_run: Any, records
     assert "(without the update: 0 of 20, unknown of 20 more)" in found.sentence
     (pool,) = pool_runs([read_run(folder)])
     assert pool.leakage.counts == pool.only(pool.tried).leakage.counts == found.counts
-    assert read_counts([folder], {"patch_gradient"}) == found.counts
+    assert read_counts([folder], {"patch_gradient", "blind"}, {"blind"}) == found.counts
+
+
+def test_a_run_that_observed_nothing_leaves_what_others_showed(write_run: Any, records: Any) -> None:
+    """A baseline that refused every update of theirs counts as not asked, whatever it would have done here."""
+    rows = [records.attack(1, k, records.image(25.0, f"i/{k}", guess_psnr=10.0), certificate={}) for k in range(20)]
+    rows += [{**row, "attack": "blind", "status": "refused", "scored": False} for row in rows]
+    config = "attack: {patch_gradient: {}, blind: {target: random}}\n"
+    folders = [
+        write_run(lines, config=f"seed: {seed}\n{config}", name=f"{seed}") for seed, lines in enumerate([rows, []])
+    ]
+    (pool,) = pool_runs([read_run(folder) for folder in folders])
+    assert verdict(read_run(folders[0])).level == "broken"
+    assert (pool.leakage.counts.level, pool.leakage.counts.unguessed) == ("broken", 0)
 
 
 def test_a_picture_observed_twice_is_said_to_be_one(write_run: Any, records: Any) -> None:
