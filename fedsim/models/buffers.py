@@ -24,14 +24,15 @@ class Buffers:
     def settle(self) -> None:
         """Move what a forward pass has put in place of a tensor of the state into that one, which the model has again.
 
-        What has another shape, and so goes into no state of this model, stays where it is.
+        What has another shape, and so goes into no state of this model, or stands for a tensor that nobody can write to,
+        stays where it is.
         """
         moved = [
             (module, name, one, now.clone())
             for module, name, one in self._held
             if name not in module._non_persistent_buffers_set
             if (now := module._buffers.get(name)) is not one
-            if now is not None and one is not None and now.shape == one.shape
+            if now is not None and one is not None and now.shape == one.shape and not _expanded(one)
         ]
         for module, name, one, value in moved:
             module._buffers[name] = one.copy_(value)
