@@ -24,7 +24,7 @@ class Buffers:
     def settle(self) -> None:
         """Move what a forward pass has put in place of a tensor of the state into that one, which the model has again.
 
-        What has another shape, and so goes into no state of this model, or stands for a tensor that nobody can write to,
+        What goes into no state of this model, for its shape or because nobody can write to the tensor that it replaces,
         stays where it is.
         """
         moved = [
