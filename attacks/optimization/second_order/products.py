@@ -121,7 +121,8 @@ class Products:
     ) -> tuple[Float[Tensor, " active"], Float[Tensor, " active"], int]:
         """In float32 first on a CPU, which takes half the time, and from there in float64 if that has not done."""
         if self._normal is None:
-            self._normal = replayed(lambda v: (self._kept.normal(*v),), [right])
+            kept = self._kept  # not of self: a cycle would keep graph and sketch until Python looks for cycles
+            self._normal = replayed(lambda v: (kept.normal(*v),), [right])
         normal, better = self._normal, self._preconditioner(shift + self._ridge)
 
         def product(v: Tensor) -> Tensor:

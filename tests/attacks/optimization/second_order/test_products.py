@@ -1,5 +1,8 @@
 """Steps by products beside J whole."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -213,3 +216,18 @@ def test_conjugate_gradients_end_at_the_solution(rng):
     assert torch.allclose(left, right - normal @ found)
     assert iterations <= 8
     assert conjugate_gradients(lambda v: normal @ v, 0.0 * right, lambda v: v, 1e-10, 50)[2] == 0
+
+
+@pytest.mark.parametrize("active", [12, 7])
+def test_a_linear_model_goes_with_its_last_user(curved, x, active):
+    """Its graph and its sketch are large: they do not wait for a search for cycles."""
+    model = MatrixFree(alone(curved), alone(curved), active, active, 4)(x)
+    model.step(1e-3)
+    seen, collecting = [weakref.ref(model), weakref.ref(model._kept)], gc.isenabled()
+    gc.disable()
+    try:
+        del model
+        assert [one() for one in seen] == [None, None]
+    finally:
+        if collecting:
+            gc.enable()
