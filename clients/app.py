@@ -3,8 +3,9 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -71,7 +72,7 @@ class ClientRuntime:
         self.seed = self.config.seed
         self._data = data
         self._given = given
-        self._view: Callable[[Update], Observation] | None = None
+        self._sent: tuple[Callable[[Update], Shared], State] | None = None
 
     @cached_property
     def data(self) -> FederatedData:
@@ -188,8 +189,8 @@ class ClientRuntime:
             memory: what the defenses kept on this client from its earlier rounds.
             changes: False leaves out what was added to the weights, where `shares_trained`.
         """
-        self._view = None
-        this_round = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, self._observe)
+        self._sent, observe = None, partial(_observed, ref(self))
+        this_round = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, observe)
         self.defenses.begin(this_round)
         rng = torch_generator(self.seed, "client", server_round, client)
         defense_rng = torch_generator(self.seed, "client-defense", server_round, client)
@@ -246,7 +247,7 @@ class ClientRuntime:
             update = Update(copied(trained, self._local.alike), "weights", num_examples, buffers=result.buffers)
             rng = torch_generator(self.seed, "defense", server_round, client)
             return Contribution(self.defenses.transform_update(update, rng), *whose, truth=result.truth)
-        self._view = lambda update: self.onlooker.make(Shared(update, *whose), state)
+        self._sent = (lambda update: Shared(update, *whose)), state
         update = self.defended(result, num_examples, client, server_round)
         if self.settings.share == "weights":
             weights: State = {}
@@ -262,10 +263,23 @@ class ClientRuntime:
         result = self.train(images, client, server_round, audit=True)
         return self.share(result, state, len(images), client, server_round)
 
-    def _observe(self, update: Update) -> Observation:
-        if self._view is None:
+    def observe(self, update: Update) -> Observation:
+        """What the server would know of an update of the turn at hand.
+
+        Raises:
+            RuntimeError: training is not over yet.
+        """
+        if self._sent is None:
             raise RuntimeError("an update is observed once training is over: in transform_update")
-        return self._view(update)
+        shared, state = self._sent
+        return self.onlooker.make(shared(update), state)
+
+
+def _observed(runtime: "ReferenceType[ClientRuntime]", update: Update) -> Observation:
+    """By a defense that its runtime holds: a cycle would keep the model until Python looks for cycles."""
+    held = runtime()
+    assert held is not None
+    return held.observe(update)
 
 
 def resolve_device(device: str) -> torch.device:

@@ -152,7 +152,7 @@ class _VictimSearch:
         self.near_steps: list[int] = []
         self.near, self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, 0, math.inf
         self.state: LMState | None = None
-        self.trail = Trail(keep=self._keep)
+        self.trail = Trail()
         self.ends: list[End] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
@@ -160,7 +160,7 @@ class _VictimSearch:
     def run(self) -> BestCandidate:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             given = self.problem, self.task, self.plan, self.prior, self.settings.steps
-            warm_start = WarmStart(*given, self._came_near, self.trail)
+            warm_start = WarmStart(*given, self._came_near, self.trail, self._keep)
             starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
             planned = list(starts.of(self.settings.starts))
             self.near_steps = warm_start.steps_of([kind for kind, _ in planned])

@@ -1,6 +1,6 @@
 """How far a start has come near: what a search that goes on after a kill does not do again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,20 +18,17 @@ class Trail:
     Attributes:
         ends: and whether each explained enough.
         anchor, rough, spent: of the sketch that a race shares; see `MatrixFree`.
-        keep: is told of each new end.
     """
 
     ends: dict[str, tuple[Float[Tensor, " n"], bool]] = field(default_factory=dict)
     anchor: Float[Tensor, " unknowns"] | None = None
     rough: bool = True
     spent: int = 0
-    keep: Callable[[], None] = lambda: None
 
     def add(self, part: str, end: Float[Tensor, " n"], enough: bool, shared: MatrixFree | None) -> None:
         self.ends[part] = end, enough
         if shared is not None:
             self.anchor, self.rough, self.spent = shared.anchor, shared.rough, shared.spent
-        self.keep()
 
     def lead(self, shared: MatrixFree) -> MatrixFree:
         """With the sketch that the race had."""

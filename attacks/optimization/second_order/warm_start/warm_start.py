@@ -37,6 +37,7 @@ class WarmStart:
         steps: at most, of those that come near; twice as many where the order of patches is open.
         report: is told ‖r‖² of each.
         trail: what of the way is gone already.
+        keep: is told of each new end of it.
     """
 
     problem: Problem
@@ -46,6 +47,7 @@ class WarmStart:
     steps: int
     report: Callable[[float], None]
     trail: Trail = field(default_factory=Trail)
+    keep: Callable[[], None] = lambda: None
 
     @cached_property
     def known_logits(self) -> KnownLogits | None:
@@ -133,6 +135,7 @@ class WarmStart:
         if part not in self.trail.ends:
             end, enough = self._towards(point, steps, with_prior, system)
             self.trail.add(part, end, enough, self._by_products)
+            self.keep()
         return self.trail.ends[part]
 
     def _towards(
