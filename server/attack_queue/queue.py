@@ -52,7 +52,7 @@ class AttackQueue:
     def _attack(self, observation: Observation, truth: GroundTruth | None) -> None:
         """An attack that came to its end before the run was interrupted is not made again."""
         same = observation.update.num_examples <= observation.protocol.batch_size
-        earlier = self.pending.earlier(observation) if self.history and same else ()
+        earlier = self.pending.earlier(observation, self.say) if self.history and same else ()
         self.scheduler.submit(observation, truth, self.writer.ended(observation.name), earlier)
 
     def _record(self, observation: Observation, folder: Path) -> None:

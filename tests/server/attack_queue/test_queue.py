@@ -56,6 +56,19 @@ def test_rounds_are_read_together_where_a_batch_holds_all_images(queue, images, 
     assert attacking.scheduler.read == [1, rounds]
 
 
+def test_an_earlier_round_that_is_damaged_is_left_out(queue, tmp_path):
+    attacking, said = replace(queue[0], scheduler=Listening({}, 0, print), history=True), queue[1]
+    observation, truth = observe_client("client.share=delta", "client.local_steps=1")
+    for server_round in (1, 2):
+        attacking(replace(observation, server_round=server_round), truth)
+    (tmp_path / "observations" / "round-00001-client-00000" / "update.safetensors").write_bytes(b"x")
+    for server_round in (3, 4):
+        attacking(replace(observation, server_round=server_round), truth)
+    assert attacking.scheduler.read == [1, 2, 2, 3]
+    (line,) = said
+    assert line.startswith("round-00001-client-00000: no attack reads it with later rounds: ")
+
+
 class Listening(InlineAttacks):
     """Counts the rounds that each attack would read."""
 
