@@ -75,6 +75,10 @@ class ModelSpec:
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelSpec":
         return cls(**values)
 
+    def without_weights(self) -> "ModelSpec":
+        """The same model with weights that are drawn and not read from anywhere."""
+        return replace(self, pretrained=False, checkpoint=None, checkpoint_head=True)
+
     def check(self) -> None:
         """Refuse what could not be built, in one line, without building it.
 
@@ -221,7 +225,7 @@ class Architecture:
 
     def _fresh(self) -> tuple[nn.Module, str, dict[str, torch.Tensor]]:
         """The wrapped model without a checkpoint, the mark of what was redrawn, and the bare model's state."""
-        model = replace(self.spec, checkpoint=None, checkpoint_head=True, pretrained=False).build(self.seed)
+        model = self.spec.without_weights().build(self.seed)
         bare = copy.deepcopy(model.state_dict())
         model = self._wrapped(model)
         return model, redrawn_mark(bare, model.state_dict()), bare
