@@ -26,6 +26,8 @@ from fedsim.settings.plugins import load_plugins
 REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError, LookupError, AttributeError)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VARIANTS = ("stock", "april")
+SOURCES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+"""Arguments of timm's by which it would read weights from a path or an address that no setting shows."""
 
 KEPT, SMALL = 4, 1_000_000
 """So many models of so many parameters are kept, to be copied; a larger one alone."""
@@ -102,6 +104,9 @@ class ModelSpec:
             )
         if (channels := self.kwargs.get("in_chans", 3)) != 3:
             raise ConfigError("model.kwargs.in_chans", channels, "3: pictures are read as RGB, grey ones too")
+        if source := next((key for key in SOURCES if key in self.kwargs), None):
+            expected = "left out: weights come from model.checkpoint=FILE or model.pretrained=true"
+            raise ConfigError(f"model.kwargs.{source}", self.kwargs[source], expected)
         for key in ("img_size", "patch_size"):
             side = getattr(self, key)
             if side is not None and side < 1:
