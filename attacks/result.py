@@ -1,8 +1,12 @@
 """What an attack gives back: images or labels, and what is known of them without the truth."""
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fedsim.observation import Observation
@@ -113,6 +117,7 @@ def finished(result: Reconstruction, seconds: float) -> Reconstruction:
 
     Raises:
         ValueError: none of the pictures has finite values alone; a frame has other pictures than the result.
+        TypeError, RuntimeError: what it measured is none of the numbers that a file can hold.
     """
     images = result.images
     if images is not None and len(images) and not images.isfinite().flatten(1).all(dim=1).any():
@@ -127,9 +132,23 @@ def finished(result: Reconstruction, seconds: float) -> Reconstruction:
         note="; ".join(filter(None, [result.note, _off_scale(images)])),
         images=None if result.images is None else result.images.detach().cpu(),
         labels=None if result.labels is None else result.labels.detach().cpu(),
-        frames=tuple(replace(frame, images=frame.images.detach().cpu()) for frame in result.frames),
+        certificate=replace(result.certificate, values=_measured(result.certificate.values)),
+        trace=tuple(_measured(row) for row in result.trace),
+        frames=tuple(
+            Frame(int(frame.step), frame.images.detach().cpu(), _measured(frame.values)) for frame in result.frames
+        ),
         seconds=seconds,
     )
+
+
+def _measured(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers as JSON holds them, where they are tensors or NumPy's; raises TypeError where it holds none."""
+    plain = {
+        name: value.item() if isinstance(value, Tensor | np.generic | np.ndarray) else value
+        for name, value in values.items()
+    }
+    json.dumps(plain, sort_keys=True)
+    return plain
 
 
 def uncertified(result: Reconstruction, reason: str, **values: float) -> Reconstruction:

@@ -69,7 +69,7 @@ def run_attack(
             that refuses them is run on this round alone, and says so as its reason.
     """
     make = partial(_with_session, name, settings, seed, device, scratch)
-    if not earlier or not _reads_history(settings):
+    if not earlier or not reads_history(settings):
         return _one(observation, name, make, seed, device)
     whole = _on_rounds(observation, name, make, seed, device, earlier)
     if whole.status != "refused":
@@ -101,7 +101,7 @@ def _on_rounds(
     return replace(result, observation=observation.name)
 
 
-def _reads_history(settings: dict[str, Any]) -> bool:
+def reads_history(settings: dict[str, Any]) -> bool:
     """Whether the attack makes anything of several rounds of one client."""
     try:
         kind = get_class(settings["_target_"])

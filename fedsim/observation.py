@@ -355,8 +355,8 @@ class Observation:
         return self.architecture.finetune
 
     def build_model(self) -> nn.Module:
-        """The client's model in the state that the server had sent it."""
-        model = self.architecture.build(keep=True)
+        """The client's model in the state that the server had sent it, which needs no file or hub of weights."""
+        model = replace(self.architecture, spec=self.architecture.spec.without_weights()).build(keep=True)
         model.load_state_dict(self.global_state)
         return model.train(self.protocol.training_mode)
 

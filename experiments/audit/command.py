@@ -1,6 +1,7 @@
 """`fedsim-audit`: no federation; what would each shared update give away?"""
 
 import time
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -118,19 +119,23 @@ def _write_results(
     Raises:
         RunError: an update is malformed, there is not one that could be attacked, or every attack failed on each.
     """
-    computed = done = total - sum(map(len, groups))
-    ended = bool(writer.done)
+    left = Counter({batch.number: len(batch.attacks) for group in groups for batch in group})
+    computed = done = total - len(left)
+    ended, told = bool(writer.done), set[int]()
     bars.set("updates", done, total)
     for group, results, attempts, stopped in _results(setup, groups, scratch):
         computed += len({one.result.client for one in results if not one.uncomputed})
         for one in results:
             writer.write(replace(one.result, attempts=attempts), one.truth)
-        tell_failures(results, log)
+        tell_failures(results, log, told)
         if malformed := next((one for one in results if one.malformed), None):
             raise RunError(blamed(malformed, setup))
         if scratch is not None and not stopped:
             _forget(scratch, group)
-        for _ in group:
+        for batch in group:
+            left[batch.number] -= len(batch.attacks)
+            if left[batch.number]:
+                continue
             done += 1
             bars.set("updates", done, total)
             if done % max(1, total // 10) == 0:
@@ -162,8 +167,9 @@ def _unfinished(
 def _results(
     setup: Setup, groups: list[Group], scratch: Path | None
 ) -> Iterator[tuple[Group, list[AuditedAttack], int, bool]]:
-    """Each group as it ends: its results, the attempts that they took, and whether it was stopped from outside."""
+    """Each attack on a group as it ends: its results, their attempts, and whether it was stopped from outside."""
     config, simulation = _audited(setup), setup.config.simulation
+    victims = config.audit.victims
     probs = None
     if setup.wants_auxiliary and len(setup.held) and groups:
         with seeded_globals(config.seed, "auxiliary", 0):
@@ -171,11 +177,12 @@ def _results(
     if simulation.engine == "inline" or not groups:
         worker = AuditWorker(config, own_gpus(config.client), probs, scratch, setup=setup)
         for group in groups:
-            yield group, worker.run(group), 1, False
+            for own in group.by_attack():
+                yield own, worker.run(own), 1, False
         return
     import ray
 
-    from fedsim.simulation.actor_pool import ActorPool
+    from fedsim.simulation.actor_pool import ActorPool, Finished
 
     shipped = absolute(plain(on_nodes(config))) if config.ray.address is not None else config
     actor = ray.remote(AuditWorker).options(**placement(config).clients.options())
@@ -185,12 +192,15 @@ def _results(
         workers,
         simulation.max_retries,
     )
-    for group in groups:
-        pool.submit(group, partial(_run_on, group))
-    while pool.pending:
-        # One call may take as long as its attacks on all of its updates may take together.
-        limit = attacks_timeout(config, config.attack) * config.audit.victims
-        for end in pool.wait(1.0) + pool.expire(limit):
+    waiting = deque(deque(group.by_attack()) for group in groups)
+    rest: dict[Group, deque[Group]] = {}
+    ends: list[Finished[Group]] = []
+    while waiting or ends or pool.pending:
+        while waiting and pool.has_nothing_to_do:
+            parts = waiting.popleft()
+            rest[group := parts.popleft()] = parts
+            pool.submit(group, partial(_run_on, group))
+        for end in ends:  # while the workers go on
             group, stopped = end.tag, end.error is not None
             lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
             results: list[AuditedAttack] = lost or end.value or []
@@ -198,6 +208,10 @@ def _results(
                 if one.result.fault and not one.uncomputed:  # the worker's own log is not the run's
                     logger.error("attack %s failed:\n%s", one.result.attack, one.result.fault)
             yield group, results, end.attempts, stopped
+        # One call may take as long as its attack on all of its updates may take together.
+        ends = pool.wait(1.0) + pool.expire(lambda group: attacks_timeout(config, group[0].attacks) * victims)
+        # In the order in which their workers are free: each goes on with the updates that it has computed.
+        waiting.extendleft(filter(None, (rest.pop(end.tag) for end in reversed(ends))))
     pool.close()
 
 

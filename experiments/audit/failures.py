@@ -13,9 +13,12 @@ from server.attack_queue.results import ResultWriter
 logger = getLogger(__name__)
 
 
-def tell_failures(results: list[AuditedAttack], log: Path) -> None:
-    """On the console and in the log: each attack that failed, and once each update that there was none of."""
-    announced = set()
+def tell_failures(results: list[AuditedAttack], log: Path, announced: set[int]) -> None:
+    """On the console and in the log: each attack that failed, and once each update that there was none of.
+
+    Args:
+        announced: numbers of the latter, which are added to it.
+    """
     for one in results:
         update, reason = one.result.client, " ".join(one.result.reason.split())
         if one.result.status != "failed" or one.malformed:  # the error that ends the audit says it

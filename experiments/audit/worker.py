@@ -2,7 +2,7 @@
 
 import sysconfig
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +56,11 @@ class Group(tuple[AuditBatch, ...]):
     def __str__(self) -> str:
         return ", ".join(observation_name(0, batch.number) for batch in self)
 
+    def by_attack(self) -> Iterator["Group"]:
+        """One for each attack, of the updates that it is still to run on."""
+        for name in dict.fromkeys(name for batch in self for name in batch.attacks):
+            yield Group(replace(batch, attacks=(name,)) for batch in self if name in batch.attacks)
+
 
 @dataclass(frozen=True)
 class AuditedAttack:
@@ -72,8 +77,16 @@ class AuditedAttack:
     uncomputed: bool = False
 
 
+@dataclass(frozen=True)
+class Uncomputed:
+    """Why there is no update to attack, and the traceback."""
+
+    reason: str
+    fault: str
+
+
 class AuditWorker(PooledWorker):
-    """Keeps data, model and defenses between updates.
+    """Keeps data, model and defenses between updates, and the updates of the last call.
 
     Args:
         auxiliary_probs: p̂ of the label rules, computed once for all workers.
@@ -98,6 +111,11 @@ class AuditWorker(PooledWorker):
         self._scratch = scratch
         self._given = setup
         self._attacked = attacked
+        self._seen: dict[int, tuple[Observation, GroundTruth] | Uncomputed] = {}
+
+    def ready(self) -> None:
+        """Builds what it keeps, so that no time limit includes that."""
+        _ = self._clients
 
     @cached_property
     def _setup(self) -> Setup:
@@ -108,7 +126,7 @@ class AuditWorker(PooledWorker):
         return AuditedClients(self._setup)
 
     def run(self, batches: Sequence[AuditBatch]) -> list[AuditedAttack]:
-        """All attacks on these updates; every result is independent of which worker computed it, and beside which.
+        """The attacks on these updates; every result is independent of which worker computed it, and beside which.
 
         Of a malformed update alone, where there is one.
         """
@@ -120,17 +138,24 @@ class AuditWorker(PooledWorker):
             torch.set_num_threads(threads)  # a Python session's own work goes on with them
 
     def _run(self, batches: Sequence[AuditBatch]) -> list[AuditedAttack]:
+        at_hand = {batch.number for batch in batches}
+        self._seen = {number: seen for number, seen in self._seen.items() if number in at_hand}
         observed: dict[int, tuple[Observation, GroundTruth]] = {}
         results: dict[tuple[int, str], AuditedAttack] = {}
         for batch in batches:
             try:
-                observed[batch.number] = self._observe(batch)
+                seen = self._seen.get(batch.number) or self._observe(batch)
             except MalformedReply as fault:
                 none = failed(batch, self._setup, f"malformed update: {fault}")
                 return [replace(one, malformed=True) for one in none]
             except Exception as error:  # noqa: BLE001 - defenses are plug-ins: their faults are results too
-                for lost in failed(batch, self._setup, UNCOMPUTED + where(error), fault=traceback.format_exc()):
+                seen = Uncomputed(UNCOMPUTED + where(error), traceback.format_exc())
+            self._seen[batch.number] = seen
+            if isinstance(seen, Uncomputed):
+                for lost in failed(batch, self._setup, seen.reason, fault=seen.fault):
                     results[batch.number, lost.result.attack] = replace(lost, uncomputed=True)
+            else:
+                observed[batch.number] = seen
         for name, settings in self._config.attack.items():
             numbers = [batch.number for batch in batches if name in batch.attacks and batch.number in observed]
             observations = [observed[number][0] for number in numbers]

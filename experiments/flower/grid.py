@@ -33,9 +33,10 @@ REFUSALS_TOLD = 3
 class NumberedGrid(Grid):
     """A Flower Grid whose nodes are the partitions that they hold, under the ids that a simulated Grid gives them.
 
-    SuperNodes have random 64-bit ids, new in each run. Here each is asked once for its partition id, so that
-    sampling, the order of sums and the names of clients are those of a simulation with the same seed. Of two
-    SuperNodes with one partition the first that is still there has it, so that one started anew takes over.
+    SuperNodes have random 64-bit ids, and have them again when started anew where their keys are registered. Here each
+    is asked for its partition id when it comes, so that sampling, the order of sums and the names of clients are those
+    of a simulation with the same seed. Of two SuperNodes with one partition the first that is still there has it, so
+    that one started anew takes over.
 
     Replies come in the order of the messages. A client that does not answer in time gets an error reply, as on a
     simulated Grid.
@@ -148,6 +149,8 @@ class NumberedGrid(Grid):
 
     def _here(self) -> list[int]:
         present = set(self._inner.get_node_ids())
+        self._asked &= present
+        self._unanswered = {name: node for name, node in self._unanswered.items() if node in present}
         self._ask(sorted(present - self._asked))
         self._hear()
         here: dict[int, int] = {}
@@ -189,6 +192,7 @@ class NumberedGrid(Grid):
             try:
                 self._claims[node] = self._introduced(node, reply)
             except (KeyError, TypeError, ValueError) as error:
+                self._claims.pop(node, None)
                 reason = "".join(c for c in " ".join(str(error).split()) if c.isprintable())
                 self.refusals.append(f"SuperNode {node}: {reason[-LONGEST_REASON:]}")
                 self._warn(f"does not take part: {self.refusals[-1]}")
@@ -205,7 +209,7 @@ class NumberedGrid(Grid):
         partition, version = record[PARTITION_ID], record[VERSION]
         if not isinstance(partition, int) or not 0 <= partition < self._num_clients:
             raise ValueError(f"{PARTITION_ID}={partition!r} is none of num_clients={self._num_clients}")
-        if partition in self._claims.values():
+        if any(held == partition and other != node for other, held in self._claims.items()):
             self._warn(f"more than one SuperNode has {PARTITION_ID}={partition}; the first has it while it is there")
         if version != fedsim.__version__:
             self._warn(f"client {partition} runs fedsim {version!r:.40}, the server {fedsim.__version__}")

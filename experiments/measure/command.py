@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import yaml
 
 from experiments.cli.call import console, say_doing
+from experiments.cli.places import RUNS
 from experiments.cli.progress import Bars
 from experiments.measure.drawing import draw_all, embedding_view
 from experiments.measure.jigsawed import Answers, answer, layout, mask_embedding, measure_jigsaw, top1
@@ -270,9 +271,10 @@ def _normalise(records: Sequence[Record], reference: str | None) -> None:
 
 
 def _open(config: MeasureConfig, root: Path) -> None:
-    """Raises ConfigError: the folder holds measures or a run, or cannot be written to."""
-    if any((root / name).exists() for name in ("measures.json", "metrics.jsonl", "attacks.jsonl")):
-        raise ConfigError("run_dir", root, fault="choose a new folder, this one holds measures or a run already")
+    """Raises ConfigError: the folder holds what a command left there, or cannot be written to."""
+    if any((root / name).exists() for name in (*RUNS, "matrix.json", "rows", "content.json")):
+        fault = "choose a new folder, this one holds measures or what another command is at already"
+        raise ConfigError("run_dir", root, fault=fault)
     try:
         root.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(json.loads(json.dumps(plain(config))), sort_keys=False)

@@ -26,6 +26,8 @@ from fedsim.settings.plugins import load_plugins
 REFUSALS = (TypeError, AssertionError, ValueError, RuntimeError, ArithmeticError, LookupError, AttributeError)
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VARIANTS = ("stock", "april")
+SOURCES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+"""Arguments of timm's by which it would read weights from a path or an address that no setting shows."""
 
 KEPT, SMALL = 4, 1_000_000
 """So many models of so many parameters are kept, to be copied; a larger one alone."""
@@ -75,6 +77,10 @@ class ModelSpec:
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelSpec":
         return cls(**values)
 
+    def without_weights(self) -> "ModelSpec":
+        """The same model with weights that are drawn and not read from anywhere."""
+        return replace(self, pretrained=False, checkpoint=None, checkpoint_head=True)
+
     def check(self) -> None:
         """Refuse what could not be built, in one line, without building it.
 
@@ -98,6 +104,9 @@ class ModelSpec:
             )
         if (channels := self.kwargs.get("in_chans", 3)) != 3:
             raise ConfigError("model.kwargs.in_chans", channels, "3: pictures are read as RGB, grey ones too")
+        if source := next((key for key in SOURCES if key in self.kwargs), None):
+            expected = "left out: weights come from model.checkpoint=FILE or model.pretrained=true"
+            raise ConfigError(f"model.kwargs.{source}", self.kwargs[source], expected)
         for key in ("img_size", "patch_size"):
             side = getattr(self, key)
             if side is not None and side < 1:
@@ -221,7 +230,7 @@ class Architecture:
 
     def _fresh(self) -> tuple[nn.Module, str, dict[str, torch.Tensor]]:
         """The wrapped model without a checkpoint, the mark of what was redrawn, and the bare model's state."""
-        model = replace(self.spec, checkpoint=None, checkpoint_head=True, pretrained=False).build(self.seed)
+        model = self.spec.without_weights().build(self.seed)
         bare = copy.deepcopy(model.state_dict())
         model = self._wrapped(model)
         return model, redrawn_mark(bare, model.state_dict()), bare

@@ -200,11 +200,12 @@ class ActorPool(Generic[Tag]):
             Finished(pending.tag, pending.attempts, error="cancelled", seconds=pending.ran()) for pending in dropped
         ]
 
-    def expire(self, seconds: float) -> list[Finished[Tag]]:
-        """Give up calls that have been running for longer than this."""
+    def expire(self, limit: float | Callable[[Tag], float]) -> list[Finished[Tag]]:
+        """Give up calls that have been running for more seconds than this, or than it gives for each."""
         now = time.monotonic()
         late = []
         for reference, (actor, pending) in list(self._running.items()):
+            seconds = limit(pending.tag) if callable(limit) else limit
             if now - pending.since > seconds:
                 self._replace(reference, actor)
                 reason = f"no result within {seconds:g} s"

@@ -17,6 +17,7 @@ from fedsim.storage.durable import disk_errors, write_whole
 from fedsim.storage.observation_files import load_observation
 
 TRUTH, IDS = "truth.safetensors", "truth.json"
+UNREADABLE = (ConfigError, SafetensorError, OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class PendingObservations:
         self._root = root
         self._recorded = recorded
         self._load = load
+        self._left_out: set[Path] = set()
 
     def keep(self, unfinished: Iterable[Unfinished]) -> None:
         """Hold exactly these from now on; `sync_all` makes it last.
@@ -81,14 +83,26 @@ class PendingObservations:
         for folder in self._folders():
             try:
                 yield self._read(folder)
-            except (ConfigError, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            except UNREADABLE as error:
                 say(f"{folder.name}: its attacks are lost: {error}")
 
-    def earlier(self, observation: Observation) -> list[Observation]:
-        """What the same client sent in earlier rounds, as far as it was recorded."""
+    def earlier(self, observation: Observation, say: Callable[[str], None]) -> list[Observation]:
+        """What the same client sent in earlier rounds, as far as it was recorded.
+
+        Args:
+            say: told once about a record that cannot be read any more.
+        """
         names = (observation_name(number, observation.client) for number in range(1, observation.server_round))
         folders = [self._recorded / name for name in names]
-        return [self._load(folder) for folder in folders if (folder / "observation.json").exists()]
+        found = []
+        for folder in folders:
+            if (folder / "observation.json").exists() and folder not in self._left_out:
+                try:
+                    found.append(self._load(folder))
+                except UNREADABLE as error:
+                    self._left_out.add(folder)
+                    say(f"{folder.name}: no attack reads it with later rounds: {error}")
+        return found
 
     def _rounds(self) -> list[Path]:
         return sorted(path for path in self._root.glob("round-*") if re.fullmatch(r"round-\d{5,}", path.name))

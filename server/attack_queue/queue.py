@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
 
+from attacks.running import reads_history
 from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation
 from server.attack_queue.pending import PendingObservations
@@ -52,7 +53,8 @@ class AttackQueue:
     def _attack(self, observation: Observation, truth: GroundTruth | None) -> None:
         """An attack that came to its end before the run was interrupted is not made again."""
         same = observation.update.num_examples <= observation.protocol.batch_size
-        earlier = self.pending.earlier(observation) if self.history and same else ()
+        read = self.history and same and any(map(reads_history, self.scheduler.attacks.values()))
+        earlier = self.pending.earlier(observation, self.say) if read else ()
         self.scheduler.submit(observation, truth, self.writer.ended(observation.name), earlier)
 
     def _record(self, observation: Observation, folder: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from ray.exceptions import RayError
 
 from attacks.building import build_attack
-from attacks.running import attack_device, run_attack
+from attacks.running import attack_device, reads_history, run_attack
 from attacks.session import discard
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.results import score_against
@@ -306,7 +306,8 @@ class RayAttacks(AttackScheduler):
         for name in names:
             pool, attack = self._pools[self._crew_of[name]], self._built[name]
             lost = AttackResult.of(observation, name, "failed", target=attack.recovers, baseline=attack.baseline)
-            pool.submit(_Queued(lost, truth), self._call(name, truth, light, state, past), float(attack.cost))
+            read = past if reads_history(self.attacks[name]) else []
+            pool.submit(_Queued(lost, truth), self._call(name, truth, light, state, read), float(attack.cost))
         self.collect()
         while self.pending > self._backlog and self._may_wait():
             self._take(1.0)

@@ -1,14 +1,16 @@
 """Whatever goes wrong on the way to a result is a result."""
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedsim
 from attacks import running
-from attacks.base import Attack, NotApplicable, Reconstruction
+from attacks.base import Attack, Certificate, Frame, NotApplicable, Reconstruction
 
 CPU = torch.device("cpu")
 
@@ -38,6 +40,34 @@ def victims():
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
     one = fedsim.observe(model, torch.rand(1, 3, 4, 4), [3])
     return [one, replace(one, client=1)]
+
+
+def measuring(value):
+    """A gray image with this among what was measured."""
+    image = torch.full((1, 3, 4, 4), 0.5)
+    frames = (Frame(torch.tensor(1), image, {"loss": value}),)
+    return Reconstruction(image, None, Certificate("none", "", {"loss": value}), ({"loss": value},), frames=frames)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        (torch.tensor(2.0, requires_grad=True), "done"),
+        (np.float32(2), "done"),
+        (torch.ones(3), "failed"),
+        (object(), "failed"),
+    ],
+)
+def test_what_an_attack_measured_is_a_number_or_fails_it(victims, monkeypatch, value, status, count):
+    monkeypatch.setattr(Gray, "run", lambda self, observation, rng, device: measuring(value))
+    monkeypatch.setattr(running, "drawn_to_mean", lambda observation, result: result)
+    for result in fedsim.attack(Gray(), victims[:count]):
+        row = json.loads(json.dumps(result.to_json()))
+        assert row["status"] == status
+        if status == "done":
+            assert (row["trace"], row["certificate"]["values"]) == ([{"loss": 2.0}], {"loss": 2.0})
+            assert result.frames[0].step == 1
 
 
 def completion(monkeypatch, error, only=None):

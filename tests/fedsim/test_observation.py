@@ -80,6 +80,16 @@ def test_disk_round_trip(observation, tmp_path):
     assert torch.equal(back.build_model()(x), observation.build_model()(x))
 
 
+@pytest.mark.parametrize("begun", [{"checkpoint": "gone.pt", "checkpoint_head": False}, {"pretrained": True}])
+def test_its_model_needs_nothing_that_the_run_began_with(observation, tmp_path, begun):
+    spec = replace(observation.architecture.spec, **begun)
+    save_observation(replace(observation, architecture=replace(observation.architecture, spec=spec)), tmp_path / "o")
+    found = load_observation(tmp_path / "o")
+    assert found.architecture.spec == spec
+    for name, tensor in found.build_model().state_dict().items():
+        assert torch.equal(tensor, observation.global_state[name])
+
+
 def test_withheld_and_missing_parts_say_why(observation):
     with pytest.raises(NotApplicable, match=r"the model has no pos_embed"):
         Observation(**{**observation.__dict__, "roles": type(observation.roles)()}).gradient_of("pos_embed")

@@ -7,9 +7,12 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import ActorDiedError
 
-from experiments.audit.worker import AuditBatch, Group, where
+from experiments.audit.worker import AuditBatch, AuditWorker, Group, where
+from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
 from fedsim.simulation import actor_pool
+from tests.experiments.run_files import SMALL_AUDIT
+from tests.support.federation import settings
 
 FAULTS = ("statistics.fmean([])", "torch.nn.Linear(2, 3)(torch.ones(5))", "1 / 0")
 """In the standard library, in a package, and in the line itself."""
@@ -29,6 +32,24 @@ def test_a_fault_is_named_by_the_line_of_its_author(tmp_path, fault):
 
 def test_a_refused_setting_says_itself_where():
     assert where(ConfigError("a.b", 3, "at most 2")) == str(ConfigError("a.b", 3, "at most 2"))
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("no such client")])
+def test_an_update_is_computed_once_for_all_attacks_on_it(monkeypatch, fault):
+    def observe(worker, batch):
+        computed.append(batch.number)
+        if fault is not None:
+            raise fault
+        return AuditWorker._observe(worker, batch)
+
+    names, computed = ("patch_gradient", "labels"), []
+    setup = prepare(settings("audit", *SMALL_AUDIT, f"attack=[{','.join(names)}]"))
+    worker = AuditWorker(setup.config, setup=setup)
+    monkeypatch.setattr(worker, "_observe", lambda batch: observe(worker, batch))
+    group = Group(AuditBatch(number, (number,), names, number) for number in (0, 1))
+    found = [(one.result.attack, one.uncomputed) for part in group.by_attack() for one in worker.run(part)]
+    assert found == [(name, fault is not None) for name in names for _ in group]
+    assert computed == [0, 1]
 
 
 class Started:

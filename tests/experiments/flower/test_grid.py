@@ -91,6 +91,31 @@ def test_a_supernode_started_anew_takes_over_once_the_old_one_is_gone(app):
     assert [partition_of(node) for node in grid.get_node_ids()] == [0, 2]
 
 
+def test_a_supernode_started_anew_under_its_own_id_is_asked_anew(app):
+    heard = []
+    grid, inner = make(app, 0, 1, 2, say=heard.append)
+    grid.get_node_ids()
+    one, two = (next(node for node, config in inner.present.items() if config["says"] == number) for number in (1, 2))
+
+    def after_start(config):
+        del inner.present[two]
+        grid.get_node_ids()
+        inner.present[two] = config
+        return [partition_of(node) for node in grid.get_node_ids()]
+
+    assert after_start({"fault": "num-partitions=3"}) == [0, 1]
+    assert after_start({"says": 2}) == [0, 1, 2]
+    assert after_start({"fault": "num-partitions=3"}) == [0, 1]
+    inner.silent.add(two)
+    assert after_start({"says": 2}) == [0, 1]
+    inner.silent.clear()
+    assert after_start({"says": 2}) == [0, 1, 2]
+    assert after_start({"says": 2}) == [0, 1, 2]
+    assert not [text for text in heard if "more than one" in text]
+    del inner.present[one]
+    assert after_start({"says": 1}) == [0, 1]
+
+
 def test_a_foreign_reason_is_one_short_line(app):
     grid, inner = make(app, 0, num_clients=2)
     inner.add({"fault": "Traceback\n" + 40 * "  File \x1b[31m\n" + "out of memory"})

@@ -202,6 +202,17 @@ def test_help_teaches(fedsim_measure):
         assert word in out, word
 
 
+@pytest.mark.parametrize("name", ["matrix.json", "content.json"])
+def test_a_folder_of_another_command_stays_as_it_is(fedsim_measure, write_run, tmp_path, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_text("{}")
+    code, _, err = fedsim_measure(*SMALL, f"runs=[{write_run('a')}]", f"run_dir={out}")
+    assert code == 2
+    assert "choose a new folder" in err
+    assert not (out / "config.yaml").exists()
+
+
 def test_a_full_disk_is_one_line(fedsim_measure, write_run, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

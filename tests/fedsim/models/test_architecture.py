@@ -74,6 +74,8 @@ def test_wrappers_run_in_order():
             r"^model\.pretrained=true: there are no pretrained weights of vit_nano_patch2_8: model\.pretrained=false$",
         ),
         ({"kwargs": {"in_chans": 1}}, r"model\.kwargs\.in_chans=1: must be 3"),
+        ({"kwargs": {"checkpoint_path": "w.pth"}}, r"model\.kwargs\.checkpoint_path=w\.pth: must be left out: weights"),
+        ({"kwargs": {"pretrained_cfg": {"url": "http://x"}}}, r"model\.kwargs\.pretrained_cfg=.* must be left out"),
     ],
 )
 def test_refusals(settings, words):

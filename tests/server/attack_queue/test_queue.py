@@ -46,14 +46,33 @@ def test_a_full_disk_costs_the_copy_and_not_the_attack(queue, tmp_path, monkeypa
     assert said == ["observation round-00000-client-00000 could not be saved: No space left on device"]
 
 
-@pytest.mark.parametrize(("images", "rounds"), [(2, 2), (3, 1)])
-def test_rounds_are_read_together_where_a_batch_holds_all_images(queue, images, rounds):
-    attacking = replace(queue[0], scheduler=Listening({}, 0, print), history=True)
+ROUNDS = {"rounds": {"_target_": "tests.server.faulty_attacks.Rounds"}}
+"""An attack that reads several."""
+
+
+@pytest.mark.parametrize(
+    ("images", "attacks", "rounds"), [(2, ATTACKS | ROUNDS, 2), (3, ATTACKS | ROUNDS, 1), (2, ATTACKS, 1)]
+)
+def test_rounds_are_read_together_where_a_batch_holds_all_images(queue, images, attacks, rounds):
+    attacking = replace(queue[0], scheduler=Listening(attacks, 0, print), history=True)
     steps = ("client.share=delta", "client.local_steps=1", "client.batch_size=2")
     observation, truth = observe_client(*steps, positions=range(images))
     for server_round in (1, 2):
         attacking(replace(observation, server_round=server_round), truth)
     assert attacking.scheduler.read == [1, rounds]
+
+
+def test_an_earlier_round_that_is_damaged_is_left_out(queue, tmp_path):
+    attacking, said = replace(queue[0], scheduler=Listening(ROUNDS, 0, print), history=True), queue[1]
+    observation, truth = observe_client("client.share=delta", "client.local_steps=1")
+    for server_round in (1, 2):
+        attacking(replace(observation, server_round=server_round), truth)
+    (tmp_path / "observations" / "round-00001-client-00000" / "update.safetensors").write_bytes(b"x")
+    for server_round in (3, 4):
+        attacking(replace(observation, server_round=server_round), truth)
+    assert attacking.scheduler.read == [1, 2, 2, 3]
+    (line,) = said
+    assert line.startswith("round-00001-client-00000: no attack reads it with later rounds: ")
 
 
 class Listening(InlineAttacks):
