@@ -114,7 +114,7 @@ class Attack(ABC):
             try:
                 results.append(self(observation, rng, device))
             except NotApplicable as refusal:
-                results.append(refusal)
+                results.append(NotApplicable(str(refusal)))  # its traceback would keep what its frames held
         return results
 
     def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:

@@ -132,7 +132,11 @@ def finished(result: Reconstruction, seconds: float) -> Reconstruction:
         note="; ".join(filter(None, [result.note, _off_scale(images)])),
         images=None if result.images is None else result.images.detach().cpu(),
         labels=None if result.labels is None else result.labels.detach().cpu(),
-        certificate=replace(result.certificate, values=_measured(result.certificate.values)),
+        certificate=replace(
+            result.certificate,
+            reason=str(result.certificate.reason),
+            values=_measured(result.certificate.values),
+        ),
         trace=tuple(_measured(row) for row in result.trace),
         frames=tuple(
             Frame(int(frame.step), frame.images.detach().cpu(), _measured(frame.values)) for frame in result.frames
@@ -144,7 +148,7 @@ def finished(result: Reconstruction, seconds: float) -> Reconstruction:
 def _measured(values: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers as JSON holds them, where they are tensors or NumPy's; raises TypeError where it holds none."""
     plain = {
-        name: value.item() if isinstance(value, Tensor | np.generic | np.ndarray) else value
+        str(name): value.item() if isinstance(value, Tensor | np.generic | np.ndarray) else value
         for name, value in values.items()
     }
     json.dumps(plain, sort_keys=True)

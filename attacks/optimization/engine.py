@@ -96,7 +96,7 @@ class GradientMatching(Attack):
         """Raises NotApplicable where a label rule, a prior or the update's kind does not allow it."""
         result = self.run_many([observation], [rng], device)[0]
         if isinstance(result, NotApplicable):
-            raise result
+            raise NotApplicable(str(result))
         return result
 
     def run_many(
@@ -115,7 +115,7 @@ class GradientMatching(Attack):
                     problems.append(self._problem(observations[index], rngs[index], device))
                     ready.append(index)
                 except NotApplicable as refusal:
-                    outcomes[index] = refusal
+                    outcomes[index] = NotApplicable(str(refusal))  # its traceback would keep what its frames held
             one_by_one = self.search.one_by_one or self._local(problems) == "surrogate"
             batches = [[index] for index in range(len(ready))] if one_by_one else [list(range(len(ready)))]
             for part, batch in enumerate(batches):

@@ -169,7 +169,6 @@ def _results(
 ) -> Iterator[tuple[Group, list[AuditedAttack], int, bool]]:
     """Each attack on a group as it ends: its results, their attempts, and whether it was stopped from outside."""
     config, simulation = _audited(setup), setup.config.simulation
-    victims = config.audit.victims
     probs = None
     if setup.wants_auxiliary and len(setup.held) and groups:
         with seeded_globals(config.seed, "auxiliary", 0):
@@ -194,6 +193,14 @@ def _results(
     )
     waiting = deque(deque(group.by_attack()) for group in groups)
     rest: dict[Group, deque[Group]] = {}
+    computing: set[Group] = set()
+
+    def limit(group: Group) -> float:
+        """Seconds for its attack on all of its updates; to compute them besides it has those of all attacks."""
+        attacks = config.attack if group in computing else group[0].attacks
+        return attacks_timeout(config, attacks) * config.audit.victims
+
+    computing.update(parts[0] for parts in waiting)
     ends: list[Finished[Group]] = []
     while waiting or ends or pool.pending:
         while waiting and pool.has_nothing_to_do:
@@ -208,10 +215,15 @@ def _results(
                 if one.result.fault and not one.uncomputed:  # the worker's own log is not the run's
                     logger.error("attack %s failed:\n%s", one.result.attack, one.result.fault)
             yield group, results, end.attempts, stopped
-        # One call may take as long as its attack on all of its updates may take together.
-        ends = pool.wait(1.0) + pool.expire(lambda group: attacks_timeout(config, group[0].attacks) * victims)
-        # In the order in which their workers are free: each goes on with the updates that it has computed.
-        waiting.extendleft(filter(None, (rest.pop(end.tag) for end in reversed(ends))))
+        ends = pool.wait(1.0) + pool.expire(limit)
+        for end in ends:
+            if not (parts := rest.pop(end.tag)):
+                continue
+            if end.error is None:  # the worker that ends last comes first, and goes on with what it has computed
+                waiting.appendleft(parts)
+            else:
+                computing.add(parts[0])
+                waiting.append(parts)
     pool.close()
 
 

@@ -3,6 +3,7 @@
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -115,7 +116,8 @@ class AuditWorker(PooledWorker):
 
     def ready(self) -> None:
         """Builds what it keeps, so that no time limit includes that."""
-        _ = self._clients
+        with self._own_threads(), suppress(Exception):  # what a node lacks `run` says, of the updates that it gets
+            _ = self._clients
 
     @cached_property
     def _setup(self) -> Setup:
@@ -130,12 +132,18 @@ class AuditWorker(PooledWorker):
 
         Of a malformed update alone, where there is one.
         """
+        with self._own_threads():
+            return self._run(batches)
+
+    @contextmanager
+    def _own_threads(self) -> Iterator[None]:
+        """Torch's, which may change the last bits; a Python session's own work goes on with those that it had."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._config.simulation.threads)
         try:
-            return self._run(batches)
+            yield
         finally:
-            torch.set_num_threads(threads)  # a Python session's own work goes on with them
+            torch.set_num_threads(threads)
 
     def _run(self, batches: Sequence[AuditBatch]) -> list[AuditedAttack]:
         at_hand = {batch.number for batch in batches}

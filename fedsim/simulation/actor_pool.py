@@ -71,10 +71,11 @@ class _Pending(Generic[Tag]):
 
 
 class ActorPool(Generic[Tag]):
-    """Gives each call to the next idle actor: those of least cost first, else in the order of submission.
+    """Gives each call to an idle actor: those of least cost first, else in the order of submission.
 
-    An actor counts as idle once it has started, so that no time limit includes the start of a process. Actors that a
-    cluster has no room for yet are used as soon as it has; meanwhile the others do the work.
+    The actor that ended a call last comes first: it may have kept what the next one needs. An actor counts as idle
+    once it has started, so that no time limit includes the start of a process. Actors that a cluster has no room for
+    yet are used as soon as it has; meanwhile the others do the work.
 
     A worker's death is logged with the tag of its call, as `str` has it.
 
@@ -243,7 +244,7 @@ class ActorPool(Generic[Tag]):
 
     def _start(self) -> None:
         while self._idle and self._queue:
-            actor, pending = self._idle.popleft(), self._queue.pop(0)
+            actor, pending = self._idle.pop(), self._queue.pop(0)
             pending.attempts += 1
             pending.since = time.monotonic()
             self._running[pending.call(actor)] = (actor, pending)
@@ -287,7 +288,7 @@ class ActorPool(Generic[Tag]):
             self._swap(actor)
         else:
             self._failed_starts = 0
-            self._idle.append(actor)
+            self._idle.appendleft(actor)
 
     def _replace(self, reference: Any, actor: Any) -> None:
         del self._running[reference]

@@ -7,6 +7,7 @@ import torch
 
 import fedsim
 from attacks.optimization import Budget, GaussNewton, GradientMatching, LevenbergMarquardt
+from attacks.optimization.priors import BatchNormStatistics
 
 
 def own_model():
@@ -48,11 +49,12 @@ def test_an_observation_leaves_no_client_behind(share):
         GaussNewton(LevenbergMarquardt(steps=3, starts=["mean"]), budget=Budget(frames=0)),
         GaussNewton(LevenbergMarquardt(steps=3, starts=["mean"]), budget=Budget(frames=0, memory_gib=1e-4)),
         GradientMatching(steps=3, labels="bias_sign"),
+        GradientMatching(steps=3, labels="bias_sign", priors={"batch_norm": BatchNormStatistics(1.0)}),
         "patch_gradient",
         "fc_bias",
         "labels",
     ],
-    ids=["dense", "by products", "first order", "patch_gradient", "fc_bias", "labels"],
+    ids=["dense", "by products", "first order", "refused", "patch_gradient", "fc_bias", "labels"],
 )
 def test_an_attack_leaves_no_tensor_behind(attack):
     seen = observed()

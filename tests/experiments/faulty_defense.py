@@ -46,6 +46,19 @@ class HangsOnce(Defense):
             time.sleep(600)
 
 
+class Slow(Defense):
+    """Takes its time once an update, and writes a line into the file `log`."""
+
+    def __init__(self, log: str, seconds: float) -> None:
+        self.log, self.seconds = Path(log), seconds
+
+    def transform_update(self, update: Update, rng: torch.Generator) -> Update:
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write("one\n")
+        time.sleep(self.seconds)
+        return update
+
+
 class Spoils(Defense):
     """Shares what no honest client would; with `how=dropped` what one may, as it withholds the rest."""
 

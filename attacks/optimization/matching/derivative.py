@@ -93,11 +93,12 @@ class Replayed(MixedDerivative):
         held = [tensor.data_ptr() for tensor in target.values()] if shared_target else []  # it is part of the graph
         key = (*held, *variables, *(tensor.shape for tensor in given))
         if key not in self._graphs:
+            inner = self._inner  # not of self, which would keep itself
 
             def function(given: Sequence[Tensor]) -> tuple[Tensor, ...]:
                 own = dict(zip(variables, given, strict=False))
                 goal = target if shared_target else dict(zip(target, given[len(own) :], strict=True))
-                found = self._inner(own, goal, shared_target)
+                found = inner(own, goal, shared_target)
                 return found.values, *(found.by[name] for name in smooth)
 
             self._graphs[key] = replayed(function, given)

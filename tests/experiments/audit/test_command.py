@@ -386,6 +386,14 @@ def test_an_attack_that_is_stopped_takes_no_other_with_it(audit, ray_on_this_mac
     assert statuses(folder) == {"labels": "done", "hang": "failed"}
 
 
+def test_an_update_is_computed_once_and_in_no_attack_s_time(audit, ray_on_this_machine, tmp_path):
+    slow = f"+defense.slow={{_target_:tests.experiments.faulty_defense.Slow,log:{tmp_path / 'log'},seconds:4}}"
+    settings = ["audit.num_images=1", "attack=[labels,patch_gradient]", slow, "simulation=ray", "simulation.workers=2"]
+    folder = audit(*settings, "simulation.attack_timeout=3")
+    assert statuses(folder) == {"labels": "done", "patch_gradient": "done"}
+    assert (tmp_path / "log").read_text() == "one\n"
+
+
 def crowd(tmp_path, name, **settings):
     rest = "".join(f",{key}:{value}" for key, value in settings.items())
     return f"+attack.crowd={{_target_:tests.server.faulty_attacks.Crowd,log:{tmp_path / name}{rest}}}"

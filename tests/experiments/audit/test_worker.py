@@ -5,8 +5,10 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
+import torch
 from ray.exceptions import ActorDiedError
 
+from experiments.audit import worker
 from experiments.audit.worker import AuditBatch, AuditWorker, Group, where
 from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
@@ -44,12 +46,27 @@ def test_an_update_is_computed_once_for_all_attacks_on_it(monkeypatch, fault):
 
     names, computed = ("patch_gradient", "labels"), []
     setup = prepare(settings("audit", *SMALL_AUDIT, f"attack=[{','.join(names)}]"))
-    worker = AuditWorker(setup.config, setup=setup)
-    monkeypatch.setattr(worker, "_observe", lambda batch: observe(worker, batch))
+    own = AuditWorker(setup.config, setup=setup)
+    monkeypatch.setattr(own, "_observe", lambda batch: observe(own, batch))
     group = Group(AuditBatch(number, (number,), names, number) for number in (0, 1))
-    found = [(one.result.attack, one.uncomputed) for part in group.by_attack() for one in worker.run(part)]
+    found = [(one.result.attack, one.uncomputed) for part in group.by_attack() for one in own.run(part)]
     assert found == [(name, fault is not None) for name in names for _ in group]
     assert computed == [0, 1]
+
+
+def test_what_a_worker_keeps_is_built_with_its_own_threads(monkeypatch):
+    setup = prepare(settings("audit", *SMALL_AUDIT, "attack=[labels]", "simulation.threads=2"))
+    found, before = [], torch.get_num_threads()
+    monkeypatch.setattr(worker, "AuditedClients", lambda _: found.append(torch.get_num_threads()))
+    AuditWorker(setup.config, setup=setup).ready()
+    assert (found, torch.get_num_threads()) == ([2], before)
+
+
+def test_what_a_worker_lacks_is_said_by_the_updates_that_it_gets():
+    own = AuditWorker(settings("audit", *SMALL_AUDIT, "attack=[labels]", "data=imagefolder", "data.path=/gone"))
+    own.ready()
+    with pytest.raises(ConfigError, match="gone"):
+        own.run([AuditBatch(0, (0,), ("labels",), 0)])
 
 
 class Started:

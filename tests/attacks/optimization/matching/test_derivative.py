@@ -1,5 +1,8 @@
 """The mixed derivative against float64 differences of the distance itself."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -139,3 +142,18 @@ def test_as_one_cuda_graph_it_is_the_same(small, candidates, method, shared):
             torch.testing.assert_close(found.by["images"], expected.by["images"], rtol=1e-5, atol=1e-10)
     assert len(once._graphs) == 2
     assert all(getattr(graph, "__name__", "") == "replay" for graph in once._graphs.values())
+
+
+def test_what_is_replayed_goes_with_its_last_user(small, victim_of, candidates):
+    observation, _ = small()
+    victim, target = victim_of(observation)
+    once, collecting = Replayed(DoubleBackward(GradientMap(victim), SquaredL2())), gc.isenabled()
+    once({"images": candidates(1), "labels": LABELS}, target, True)
+    seen = weakref.ref(once)
+    gc.disable()
+    try:
+        del once
+        assert seen() is None
+    finally:
+        if collecting:
+            gc.enable()
