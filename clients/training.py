@@ -286,9 +286,11 @@ class LossGradient:
             return self.scale.scaled(loss), loss
 
         each = vmap(grad(loss_of_one, has_aux=True), in_dims=(None, 0, 0), randomness="different")
+        buffers = Buffers(self._model)
         # The fused kernels have no batching rule.
         with sdpa_kernel(SDPBackend.MATH), autocast(self._model, self._precision):
             gradients, losses = each(trainable, batch.images, batch.labels)
+        buffers.restore()  # what has taken the place of one is no tensor outside of vmap
         self._losses.append((losses.mean(), len(batch.labels)))
         return self.scale.unscaled(dict(gradients))
 

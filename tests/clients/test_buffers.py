@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from clients.app import ClientRuntime
+from defenses import DPSGD
 from defenses.base import ClientRound, DefenseChain
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.models import Architecture, architecture_seed, find_roles, own_architecture
@@ -175,10 +176,10 @@ class RememberingOne(Remembering):
 
 @pytest.fixture
 def client_with(runtime):
-    def make(module, *overrides):
+    def make(module, *overrides, **defenses):
         own = own_architecture(module, (3, 8, 8))
         configured = runtime("client.local_steps=2", *overrides)
-        return ClientRuntime(configured.config, configured.data, replace(own, wrappers=(DefenseChain(),)))
+        return ClientRuntime(configured.config, configured.data, replace(own, wrappers=(DefenseChain(defenses),)))
 
     return make
 
@@ -205,3 +206,11 @@ def test_what_a_forward_pass_puts_in_place_of_a_saved_buffer_is_shared(share, cl
     torch.testing.assert_close(update.buffers["seen"], 2 * image)  # of each local step once
     client.load(state)
     assert torch.equal(client.model.seen, state["seen"])
+
+
+def test_image_by_image_a_buffer_stays_as_it_was_sent(client_with):
+    client = client_with(Remembering(persistent=True), "client.share=delta", dp_sgd=DPSGD(1.0, 1.0))
+    state = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
+    update = client.answer(client.data.train.subset([0, 1]), state, 0).update
+    assert not update.buffers["seen"].any()
+    assert update.tensors["head.weight"].any()

@@ -49,7 +49,7 @@ class LastK(Finetune):
         names = [name for name, _ in model.named_parameters()]
         in_front = names[: min(map(names.index, layers[order[1]]))]
         # timm counts what its layers do not name to the head, also rotations and biases that all blocks share.
-        return chosen - {name for name in in_front if "." in name}
+        return chosen - {name for name in layers[order[-1]] if "." in name and name in in_front}
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,12 @@ def test_positions_that_all_blocks_share_are_trained_with_the_embedding(name, sh
     assert trained(LastK(3), spec) == everything
 
 
+def test_patches_of_a_later_stage_are_trained_with_its_blocks():
+    spec = ModelSpec("twins_pcpvt_small", 10, 32)
+    assert "patch_embeds.3.proj.weight" in trained(LastK(3), spec)
+    assert "patch_embeds.3.proj.weight" not in trained(LastK(2), spec)
+
+
 @pytest.mark.parametrize("recipe", [FULL, Head(), Bias(), Norm(), LastK()])
 def test_a_part_changes_no_weight_and_no_output(recipe):
     bare, prepared = NANO.build(0), Architecture(NANO, finetune=recipe).build()
