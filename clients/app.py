@@ -27,7 +27,7 @@ from fedsim.observation import Observation
 from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.commands import LocalConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
-from fedsim.update import Shared, State, Update
+from fedsim.update import LocalProtocol, Shared, State, Update
 from fedsim.wire.blocks import copied
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.records import (
@@ -72,7 +72,7 @@ class ClientRuntime:
         self.seed = self.config.seed
         self._data = data
         self._given = given
-        self._sent: tuple[Callable[[Update], Shared], State] | None = None
+        self._sent: tuple[tuple[LocalProtocol, int, int], State] | None = None
 
     @cached_property
     def data(self) -> FederatedData:
@@ -247,7 +247,7 @@ class ClientRuntime:
             update = Update(copied(trained, self._local.alike), "weights", num_examples, buffers=result.buffers)
             rng = torch_generator(self.seed, "defense", server_round, client)
             return Contribution(self.defenses.transform_update(update, rng), *whose, truth=result.truth)
-        self._sent = (lambda update: Shared(update, *whose)), state
+        self._sent = whose, state
         update = self.defended(result, num_examples, client, server_round)
         if self.settings.share == "weights":
             weights: State = {}
@@ -271,8 +271,8 @@ class ClientRuntime:
         """
         if self._sent is None:
             raise RuntimeError("an update is observed once training is over: in transform_update")
-        shared, state = self._sent
-        return self.onlooker.make(shared(update), state)
+        whose, state = self._sent
+        return self.onlooker.make(Shared(update, *whose), state)
 
 
 def _observed(runtime: "ReferenceType[ClientRuntime]", update: Update) -> Observation:

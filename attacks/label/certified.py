@@ -15,7 +15,7 @@ from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
 
 MAX_BATCH_SIZE = 32
-"""Features of more examples are solved for on request only: of 32 that takes some 15 s for each count vector."""
+"""Features of more examples are solved for on request only: time grows as the sixth power of their number."""
 
 
 class CertifiedLabels(Attack):

@@ -193,14 +193,13 @@ def _results(
     )
     waiting = deque(deque(group.by_attack()) for group in groups)
     rest: dict[Group, deque[Group]] = {}
-    computing: set[Group] = set()
+    computing = {parts[0] for parts in waiting}
 
     def limit(group: Group) -> float:
         """Seconds for its attack on all of its updates; to compute them besides it has those of all attacks."""
         attacks = config.attack if group in computing else group[0].attacks
         return attacks_timeout(config, attacks) * config.audit.victims
 
-    computing.update(parts[0] for parts in waiting)
     ends: list[Finished[Group]] = []
     while waiting or ends or pool.pending:
         while waiting and pool.has_nothing_to_do:
