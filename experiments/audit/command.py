@@ -191,21 +191,22 @@ def _results(
         workers,
         simulation.max_retries,
     )
-    waiting = deque(deque(group.by_attack()) for group in groups)
+    waiting: deque[tuple[Any, deque[Group]]] = deque((None, deque(group.by_attack())) for group in groups)
     rest: dict[Group, deque[Group]] = {}
-    computing = {parts[0] for parts in waiting}
+    computed: set[Group] = set()
 
-    def limit(group: Group) -> float:
+    def limit(group: Group, attempt: int) -> float:
         """Seconds for its attack on all of its updates; to compute them besides it has those of all attacks."""
-        attacks = config.attack if group in computing else group[0].attacks
+        attacks = group[0].attacks if group in computed and attempt == 1 else config.attack
         return attacks_timeout(config, attacks) * config.audit.victims
 
     ends: list[Finished[Group]] = []
     while waiting or ends or pool.pending:
         while waiting and pool.has_nothing_to_do:
-            parts = waiting.popleft()
+            worker, parts = waiting.popleft()
             rest[group := parts.popleft()] = parts
-            pool.submit(group, partial(_run_on, group))
+            if pool.submit(group, partial(_run_on, group), kept_by=worker):
+                computed.add(group)
         for end in ends:  # while the workers go on
             group, stopped = end.tag, end.error is not None
             lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
@@ -218,11 +219,10 @@ def _results(
         for end in ends:
             if not (parts := rest.pop(end.tag)):
                 continue
-            if end.error is None:  # the worker that ends last comes first, and goes on with what it has computed
-                waiting.appendleft(parts)
+            if end.error is None:
+                waiting.appendleft((end.actor, parts))
             else:
-                computing.add(parts[0])
-                waiting.append(parts)
+                waiting.append((None, parts))
     pool.close()
 
 

@@ -190,7 +190,10 @@ class NumberedGrid(Grid):
         for reply in self._inner.pull_messages(list(self._unanswered)):
             node = self._unanswered.pop(reply.metadata.reply_to_message_id)
             try:
-                self._claims[node] = self._introduced(node, reply)
+                partition = self._introduced(node, reply)
+                if self._claims.get(node) != partition:  # it comes after those that have had it all along
+                    self._claims.pop(node, None)
+                self._claims[node] = partition
             except (KeyError, TypeError, ValueError) as error:
                 self._claims.pop(node, None)
                 reason = "".join(c for c in " ".join(str(error).split()) if c.isprintable())

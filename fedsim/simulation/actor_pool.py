@@ -37,6 +37,7 @@ class Finished(Generic[Tag]):
 
     Attributes:
         seconds: that it ran, its attempts together; without the actors' starts.
+        actor: that made it, where that goes on.
     """
 
     tag: Tag
@@ -44,6 +45,7 @@ class Finished(Generic[Tag]):
     value: Any = None
     error: str | None = None
     seconds: float = 0.0
+    actor: Any = None
 
 
 class PooledWorker:
@@ -73,8 +75,7 @@ class _Pending(Generic[Tag]):
 class ActorPool(Generic[Tag]):
     """Gives each call to an idle actor: those of least cost first, else in the order of submission.
 
-    The actor that ended a call last comes first: it may have kept what the next one needs. An actor counts as idle
-    once it has started, so that no time limit includes the start of a process. Actors that a cluster has no room for
+    An actor counts as idle once it has started, so that no time limit includes the start of a process. Actors that a cluster has no room for
     yet are used as soon as it has; meanwhile the others do the work.
 
     A worker's death is logged with the tag of its call, as `str` has it.
@@ -150,16 +151,24 @@ class ActorPool(Generic[Tag]):
         self._numbers[actor] = number
         self._starting[actor.ready.remote()] = actor
 
-    def submit(self, tag: Tag, call: Call, cost: float = 0.0, retries: int | None = None) -> None:
+    def submit(self, tag: Tag, call: Call, cost: float = 0.0, retries: int | None = None, kept_by: Any = None) -> bool:
         """Queue a call: it is handed an actor and returns the reference of its result.
 
         Args:
             retries: in place of `max_retries`.
+            kept_by: the actor that has kept what the call needs; the next one is for it, if it is idle.
+
+        Returns:
+            Whether that one is.
         """
         self._submitted += 1
+        if idle := kept_by in self._idle:
+            self._idle.remove(kept_by)
+            self._idle.appendleft(kept_by)
         retries = self._max_retries if retries is None else retries
         insort(self._queue, _Pending((cost, self._submitted), tag, call, retries=retries))
         self._start()
+        return idle
 
     def wait(self, timeout: float | int | None) -> list[Finished[Tag]]:
         """What has finished, waiting up to `timeout` seconds for the first; None waits for it."""
@@ -201,12 +210,12 @@ class ActorPool(Generic[Tag]):
             Finished(pending.tag, pending.attempts, error="cancelled", seconds=pending.ran()) for pending in dropped
         ]
 
-    def expire(self, limit: float | Callable[[Tag], float]) -> list[Finished[Tag]]:
-        """Give up calls that have been running for more seconds than this, or than it gives for each."""
+    def expire(self, limit: float | Callable[[Tag, int], float]) -> list[Finished[Tag]]:
+        """Give up calls that have been running for more seconds than this, or than it gives for each and its attempt."""
         now = time.monotonic()
         late = []
         for reference, (actor, pending) in list(self._running.items()):
-            seconds = limit(pending.tag) if callable(limit) else limit
+            seconds = limit(pending.tag, pending.attempts) if callable(limit) else limit
             if now - pending.since > seconds:
                 self._replace(reference, actor)
                 reason = f"no result within {seconds:g} s"
@@ -244,7 +253,7 @@ class ActorPool(Generic[Tag]):
 
     def _start(self) -> None:
         while self._idle and self._queue:
-            actor, pending = self._idle.pop(), self._queue.pop(0)
+            actor, pending = self._idle.popleft(), self._queue.pop(0)
             pending.attempts += 1
             pending.since = time.monotonic()
             self._running[pending.call(actor)] = (actor, pending)
@@ -259,7 +268,7 @@ class ActorPool(Generic[Tag]):
             value = ray.get(reference)
         except RayTaskError as error:
             self._idle.append(actor)
-            return Finished(pending.tag, pending.attempts, error=_last_line(error), seconds=pending.ran())
+            return Finished(pending.tag, pending.attempts, error=_last_line(error), seconds=pending.ran(), actor=actor)
         except RayError as error:
             # Died, was killed for its memory, or lost what it computed: all ask for a fresh worker.
             logger.warning("a worker died at %s: %s", pending.tag, _last_line(error))
@@ -273,7 +282,7 @@ class ActorPool(Generic[Tag]):
             return Finished(pending.tag, pending.attempts, error=reason, seconds=pending.before)
         self.seconds_fetching += time.perf_counter() - before
         self._idle.append(actor)
-        return Finished(pending.tag, pending.attempts, value=value, seconds=pending.ran())
+        return Finished(pending.tag, pending.attempts, value=value, seconds=pending.ran(), actor=actor)
 
     def _take_started(self, reference: Any) -> None:
         actor = self._starting.pop(reference)
@@ -288,7 +297,7 @@ class ActorPool(Generic[Tag]):
             self._swap(actor)
         else:
             self._failed_starts = 0
-            self._idle.appendleft(actor)
+            self._idle.append(actor)
 
     def _replace(self, reference: Any, actor: Any) -> None:
         del self._running[reference]

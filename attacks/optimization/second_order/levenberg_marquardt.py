@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attacks.optimization.second_order.sketch import gram
@@ -96,17 +96,24 @@ class DenseModel:
         diagonal = self._normal.diagonal()
         least = max(MIN_DIAGONAL * float(diagonal.max()), torch.finfo(diagonal.dtype).tiny)
         self._damped = torch.diag(diagonal.clamp(min=least))
+        self._factors: tuple[float, Factors] | None = None
 
     def step(self, damping: float) -> tuple[Float[Tensor, " unknowns"], float]:
-        step = -_solve(self._normal + damping * self._damped, self._slope)
+        step = -self._solve(damping, self._slope)
         return step, -float(2.0 * self._slope @ step + step @ (self._normal @ step))
 
     def bend(
         self, damping: float, step: Float[Tensor, " unknowns"], second: Float[Tensor, " rows"]
     ) -> tuple[Float[Tensor, " unknowns"], float]:
-        bent = -0.5 * _solve(self._normal + damping * self._damped, self._back(second))
+        bent = -0.5 * self._solve(damping, self._back(second))
         size = self._damped.diagonal().sqrt()
         return bent, float((size * bent).norm() / (size * step).norm())
+
+    def _solve(self, damping: float, right: Float[Tensor, " unknowns"]) -> Float[Tensor, " unknowns"]:
+        """A step and what bends it have one factorisation."""
+        if self._factors is None or self._factors[0] != damping:
+            self._factors = damping, Factors.of(self._normal + damping * self._damped)
+        return self._factors[1].solve(right)
 
 
 def take_step(
@@ -150,8 +157,19 @@ def second_derivative(
     return found
 
 
-def _solve(matrix: Float[Tensor, "n n"], right: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """Scaled to a unit diagonal first: tensors of other sizes than pixels would spoil the factorisation."""
-    scale = matrix.diagonal().clamp(min=torch.finfo(matrix.dtype).tiny).rsqrt()
-    found: Tensor = scale * torch.linalg.solve(scale[:, None] * matrix * scale[None], scale * right)
-    return found
+@dataclass(frozen=True)
+class Factors:
+    """LU of a matrix scaled to a unit diagonal: tensors of other sizes than pixels would spoil it."""
+
+    scale: Float[Tensor, " n"]
+    lu: Float[Tensor, "n n"]
+    pivots: Int[Tensor, " n"]
+
+    @classmethod
+    def of(cls, matrix: Float[Tensor, "n n"]) -> "Factors":
+        scale = matrix.diagonal().clamp(min=torch.finfo(matrix.dtype).tiny).rsqrt()
+        return cls(scale, *torch.linalg.lu_factor(scale[:, None] * matrix * scale[None]))
+
+    def solve(self, right: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        found: Tensor = self.scale * torch.linalg.lu_solve(self.lu, self.pivots, (self.scale * right)[:, None])[:, 0]
+        return found

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fedsim.data.copies import contents
 from fedsim.models import Architecture, ModelSpec
 from fedsim.models.generator import ConvGenerator, save_generator
 from fedsim.storage.durable import locked
-from server.attack_queue.results import COLUMNS
+from server.attack_queue.results import COLUMNS, ResultWriter
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
 from tests.experiments.run_files import rows
 from tests.support.federation import settings as settings_of
@@ -386,12 +387,14 @@ def test_an_attack_that_is_stopped_takes_no_other_with_it(audit, ray_on_this_mac
     assert statuses(folder) == {"labels": "done", "hang": "failed"}
 
 
-def test_an_update_is_computed_once_and_in_no_attack_s_time(audit, ray_on_this_machine, tmp_path):
+def test_an_update_is_computed_once_and_in_no_attack_s_time(audit, ray_on_this_machine, tmp_path, monkeypatch):
+    write = ResultWriter.write
+    monkeypatch.setattr(ResultWriter, "write", lambda *given: (time.sleep(0.5), write(*given)))
     slow = f"+defense.slow={{_target_:tests.experiments.faulty_defense.Slow,log:{tmp_path / 'log'},seconds:4}}"
-    settings = ["audit.num_images=1", "attack=[labels,patch_gradient]", slow, "simulation=ray", "simulation.workers=2"]
+    settings = ["audit.num_images=3", "attack=[labels,patch_gradient]", slow, "simulation=ray", "simulation.workers=2"]
     folder = audit(*settings, "simulation.attack_timeout=3")
     assert statuses(folder) == {"labels": "done", "patch_gradient": "done"}
-    assert (tmp_path / "log").read_text() == "one\n"
+    assert (tmp_path / "log").read_text() == 3 * "one\n"
 
 
 def crowd(tmp_path, name, **settings):

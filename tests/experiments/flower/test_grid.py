@@ -116,6 +116,21 @@ def test_a_supernode_started_anew_under_its_own_id_is_asked_anew(app):
     assert after_start({"says": 1}) == [0, 1]
 
 
+def test_who_comes_back_with_another_partition_takes_it_from_nobody(app):
+    grid, inner = make(app, 0, 1)
+    grid.get_node_ids()
+    one, other = inner.present
+    del inner.present[one]
+    grid.get_node_ids()
+    inner.present[one] = {"says": 1}
+    assert [partition_of(node) for node in grid.get_node_ids()] == [1]
+    sent = []
+    push = inner.push_messages
+    inner.push_messages = lambda messages: push([sent.append(one.metadata.dst_node_id) or one for one in messages])
+    grid.send_and_receive(instructions([node_id_of(1)]), timeout=5)
+    assert sent == [other]
+
+
 def test_a_foreign_reason_is_one_short_line(app):
     grid, inner = make(app, 0, num_clients=2)
     inner.add({"fault": "Traceback\n" + 40 * "  File \x1b[31m\n" + "out of memory"})

@@ -20,10 +20,15 @@ def pool_of(cls, size=2, **options):
 
 
 def everything(pool):
+    ends = ended(pool)
+    pool.close()
+    return ends
+
+
+def ended(pool):
     ends = []
     while pool.pending:
         ends += pool.wait(None)
-    pool.close()
     return ends
 
 
@@ -101,6 +106,25 @@ def test_the_cheapest_go_first_then_in_the_order_of_submission(ray_on_this_machi
     assert [end.tag for end in everything(pool)] == ["first", "second", "short", "search"]
 
 
+def test_a_call_goes_to_the_idle_actor_that_has_kept_what_it_needs(ray_on_this_machine):
+    pool = pool_of(Adder)
+    while pool.started < 2:
+        pool.wait(0.1)
+    for tag in ("one", "two"):
+        pool.submit(tag, lambda actor: actor.add.remote(1, 1))
+    actors = {end.tag: end.actor for end in ended(pool)}
+    asked = []
+
+    def call(actor):
+        asked.append(actor)
+        return actor.add.remote(1, 1)
+
+    assert pool.submit("two again", call, kept_by=actors["two"])
+    assert not pool.submit("two once more", call, kept_by=actors["two"])
+    everything(pool)
+    assert asked == [actors["two"], actors["one"]]
+
+
 def test_released_actors_lose_no_call(ray_on_this_machine, tmp_path):
     pool = pool_of(Adder, size=1)
     marker = tmp_path / "running"
@@ -121,6 +145,7 @@ def test_a_call_that_is_given_up_has_taken_its_time(ray_on_this_machine, tmp_pat
     pool.submit("nap", lambda actor: actor.nap.remote(str(tmp_path / "running"), 600.0))
     while not (tmp_path / "running").exists():
         assert pool.wait(0.1) == []
+    assert pool.expire(lambda tag, attempt: {("nap", 1): 600.0}[tag, attempt]) == []
     (end,) = pool.expire(0.0)
     pool.close()
     assert "no result within 0 s" in str(end.error)
