@@ -75,8 +75,8 @@ class _Pending(Generic[Tag]):
 class ActorPool(Generic[Tag]):
     """Gives each call to an idle actor: those of least cost first, else in the order of submission.
 
-    An actor counts as idle once it has started, so that no time limit includes the start of a process. Actors that a cluster has no room for
-    yet are used as soon as it has; meanwhile the others do the work.
+    An actor counts as idle once it has started, so that no time limit includes the start of a process. Actors that a
+    cluster has no room for yet are used as soon as it has; meanwhile the others do the work.
 
     A worker's death is logged with the tag of its call, as `str` has it.
 
@@ -211,7 +211,7 @@ class ActorPool(Generic[Tag]):
         ]
 
     def expire(self, limit: float | Callable[[Tag, int], float]) -> list[Finished[Tag]]:
-        """Give up calls that have been running for more seconds than this, or than it gives for each and its attempt."""
+        """Give up calls that have been running for more seconds than this, or than it gives for each attempt."""
         now = time.monotonic()
         late = []
         for reference, (actor, pending) in list(self._running.items()):
