@@ -37,7 +37,17 @@ from fedsim.report.thresholds import is_recognisable
 
 READ = ["patch_embed.*", "pos_embed", "blocks.0.attn.qkv.*", "blocks.0.mlp.*"]
 EXACT = 60.0
-BESIDE = ("white", "public", "white_each", "public_each", "rounding", "determined", "rank", "unknowns")
+BESIDE = (
+    "white",
+    "public",
+    "white_each",
+    "public_each",
+    "rounding",
+    "least_rounding",
+    "determined",
+    "rank",
+    "unknowns",
+)
 SPENT = {"seconds": ".0f", "cpu_seconds": ".0f", "peak_gib": ".1f"}
 """What an attack takes, and how it is shown; memory is the process's so far."""
 BUDGETS = {"small": (30, 3), "paper": (60, 4)}
@@ -179,7 +189,7 @@ def _victims(settings: Mapping[str, Any]) -> Victims:
 
 
 def beside(settings: Mapping[str, Any]) -> Entry:
-    """The references of a cell, and what rounding alone would leave, in the median of images that lose no direction."""
+    """The references of a cell, and what rounding alone would leave of images that lose no direction."""
     if settings["model"] not in DIGITS_MODELS:
         return _beside_large(settings)
     each, facts, prior = [], [], public()
@@ -189,7 +199,8 @@ def beside(settings: Mapping[str, Any]) -> Entry:
         facts.append(determined(jacobian, floor))
     whole = [one.rounding_psnr for one in facts if one.rank == one.unknowns]
     result: Entry = {"rank": min(one.rank for one in facts), "unknowns": facts[0].unknowns, "determined": len(whole)}
-    result["rounding"] = median(whole) if whole and not SHARES[settings["share"]].coarse else None
+    known = whole and not SHARES[settings["share"]].coarse
+    result |= {"rounding": median(whole), "least_rounding": min(whole)} if known else {"rounding": None}
     noisy = SHARES[settings["share"]].relative > 0
     return result | _references(prior, SHAPE, each if noisy else [])
 
@@ -242,6 +253,8 @@ def page(
         shown = [number(values[name], ".1f") for name in ("floor", "median", "guess", *BESIDE[:5])]
         if values["refused"]:
             shown[0] = "refused"
+        if values["least_rounding"] is not None:
+            shown[-1] += f", least {values['least_rounding']:.1f}"
         if values["rounding"] is not None and values["determined"] not in (None, images):
             shown[-1] += f" ({values['determined']} of {images})"
         counts = [f"{values[name]} of {values['done']}" for name in ("recognisable", "exact")]
@@ -258,7 +271,8 @@ def page(
         f"of each start ({', '.join(settings['starts'])}; {settings['restarts']} public images and draws). "
         "Floors are what these attacks reached, no more; the references are what second moments alone could give of "
         "Gaussian images, and no theorem on digits; what rounding alone would leave is a fact near the image, which "
-        "proves no protection, in the median of the images that lose no direction (so many of all, where some do). "
+        "proves no protection, in the median and for the least clear of the images that lose no direction (so many of "
+        "all, where some do). "
         "Compare a reference with the dB of the mean error."
     )
     differs = [

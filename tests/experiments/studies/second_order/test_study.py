@@ -108,24 +108,23 @@ def test_the_median_of_an_even_number_lies_between_the_two_in_the_middle():
 def test_a_row_has_its_least_and_its_most_and_counts_what_is_recognisable(monkeypatch):
     monkeypatch.setattr(second_order, "_nearest", lambda *args: "not known")
     entries = [{**ENTRY, "squared_error": error} for error in (1e-1, 1e-3)]
-    entries.append(
-        {"unit": "built/everything/beside of 2", "rank": 191, "unknowns": 192, "rounding": 90.0, "determined": 1}
-    )
+    beside = {"rank": 191, "unknowns": 192, "rounding": 90.0, "least_rounding": 70.0, "determined": 1}
+    entries.append({"unit": "built/everything/beside of 2", **beside})
     settings = {"steps": 1, "restarts": 1, "starts": ["mean"]}
     (found,) = second_order.page(entries, [("built", "everything", "gauss_newton")], 2, settings).tables
     row = dict(zip(found.header, found.rows[0], strict=True))
     assert (row["least / most"], row["recognisable"], row["above 60 dB"]) == ("10.0 / 30.0", "1 of 2", "0 of 2")
-    assert row["rounding alone"] == "90.0 (1 of 2)"
+    assert row["rounding alone"] == "90.0, least 70.0 (1 of 2)"
 
 
 def test_rounding_alone_is_of_the_images_that_lose_no_direction(monkeypatch):
-    ranks = {192: 80.0, 191: -math.inf, 190: -math.inf}
-    left = iter([Determined(192, rank, 1.0, decibels) for rank, decibels in ranks.items()])
+    ranks = [(192, 80.0), (191, -math.inf), (192, 60.0), (190, -math.inf)]
+    left = iter([Determined(192, rank, 1.0, decibels) for rank, decibels in ranks])
     monkeypatch.setattr(second_order, "observed", lambda *args: ())
     monkeypatch.setattr(second_order, "linear", lambda *args: (torch.eye(2), torch.ones(2), torch.ones(2)))
     monkeypatch.setattr(second_order, "determined", lambda *args: next(left))
-    found = second_order.beside({"model": "built", "share": "everything", "images": 3})
-    assert (found["rounding"], found["determined"], found["rank"]) == (80.0, 1, 190)
+    found = second_order.beside({"model": "built", "share": "everything", "images": 4})
+    assert (found["rounding"], found["least_rounding"], found["determined"], found["rank"]) == (70.0, 60.0, 2, 190)
 
 
 def test_what_is_shared_is_what_it_says():
