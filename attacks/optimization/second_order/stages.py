@@ -19,8 +19,10 @@ from attacks.optimization.second_order.residual import Residual, make_residuals,
 from attacks.optimization.second_order.sketch import gram
 from fedsim.bounds.gaussian_prior import ImagePrior
 
-MOST_WHOLE = 2_000
-"""Unknowns up to which J is computed whole, if there is memory for it."""
+MOST_WHOLE, MOST_OF_FEW = 2_000, 4_000
+"""Unknowns up to which J is computed whole, if there is memory for it; the second where few numbers determine them."""
+FEW = 10**8
+"""Entries of J up to which its square takes less than products do."""
 MOST_COLUMNS = 512
 """Of J whole, that are computed at once: each chunk costs some 60 ms of Python at `vit_nano`, whatever its size."""
 WHOLE_BYTES = 8
@@ -128,7 +130,8 @@ def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | N
     """Columns of J that are computed at once; None where J is too large to be held whole."""
     largest, room = max(_sizes(problem)), _room(task)
     whole = WHOLE_BYTES * unknowns * largest
-    if unknowns > MOST_WHOLE or 2 * whole > room:
+    few = unknowns <= largest and unknowns * largest <= FEW
+    if unknowns > (MOST_OF_FEW if few else MOST_WHOLE) or 2 * whole > room:
         return None
     return chunk_size(MOST_COLUMNS, DIRECTION_BYTES * largest, (room - whole) / GIB)
 

@@ -79,8 +79,10 @@ class Share:
         """Whether numbers travel coarser than float32's, whose rounding is then not what leaves an image unclear."""
         return self.compressed in ("half", "qsgd")
 
-    def defenses(self) -> list[Defense]:
-        found: list[Defense] = [Withhold(list(self.withheld))] if self.withheld else []
+    def defenses(self, model: str) -> list[Defense]:
+        fixed = {"pos_embed"} if "sincos" in model else set()
+        withheld = [pattern for pattern in self.withheld if pattern not in fixed]
+        found: list[Defense] = [Withhold(withheld)] if withheld else []
         found += [GradientNoise(relative_norm=self.relative)] if self.relative else []
         compressions = {"half": Half(), "qsgd": QSGD(), "topk": TopK(self.kept, error_feedback=False)}
         return found + ([compressions[self.compressed]] if self.compressed else [])
@@ -176,7 +178,7 @@ def observed(settings: Mapping[str, Any], image: int) -> tuple[Observation, Tens
     """What one client would share, its image in [0, 1] and the label."""
     source = _victims(settings)
     images, labels = source.images([image])
-    defenses, seed = SHARES[settings["share"]].defenses(), settings["seed"] + image
+    defenses, seed = SHARES[settings["share"]].defenses(settings["model"]), settings["seed"] + image
     white = settings.get("attack", "").endswith("white")
     prior, held = (source.public().white(), None) if white else (source.public(), source.public_images())
     seen = victims.observed(settings["model"], defenses, images, labels, seed, prior, held)

@@ -1,13 +1,14 @@
 """J whole, in float32 from afar."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from attacks.optimization.second_order.levenberg_marquardt import LMState, take_step
 from attacks.optimization.second_order.residual import Residual
-from attacks.optimization.second_order.stages import FAR, whole_model
+from attacks.optimization.second_order.stages import FAR, whole_model, whole_together
 
 
 @pytest.fixture
@@ -24,6 +25,26 @@ def residuals():
     target = shared(truth)[0].flatten()
     exact = Residual(shared, target, torch.full_like(target, 2.0), 1e-8, before=lambda x: 0.1 * x)
     return exact, replace(exact, weights=exact.weights.float()), truth, asked
+
+
+@pytest.mark.parametrize(
+    ("unknowns", "numbers", "whole"),
+    [
+        (192, 70_000, True),
+        (192, 100, True),
+        (2_000, 300_000, True),
+        (2_000, 20_000_000, False),  # no memory
+        (3_072, 20_000, True),
+        (3_072, 640, False),  # the head alone: frequencies say what it leaves open
+        (3_072, 900_000, False),
+        (6_144, 20_000, False),
+    ],
+)
+def test_jacobian_is_whole_where_it_is_small_and_where_few_numbers_determine_more_unknowns(unknowns, numbers, whole):
+    target = {"weight": torch.empty(numbers, device="meta")}
+    task = SimpleNamespace(budget=SimpleNamespace(memory_gib=16.0), device=torch.device("cpu"))
+    found = whole_together(SimpleNamespace(rounds=[SimpleNamespace(target=target)]), unknowns, task)
+    assert (found is not None) == whole
 
 
 def test_from_afar_the_step_is_that_of_float64_but_for_rounding(residuals):

@@ -135,7 +135,8 @@ def test_what_is_shared_is_what_it_says():
     assert not {"pos_embed", "blocks.0.attn.qkv.weight"} & shared["without what closed forms read"].keys()
     assert all("norm" in name for name in shared["norms alone"])
     assert not {"head.weight", "head.bias"} & shared["norms alone"].keys()
-    assert "pos_embed" not in tensors("sincos", "everything")
+    fixed = {name: tensors("sincos", name).keys() for name in second_order.SHARES}
+    assert fixed == {name: every.keys() - {"pos_embed"} for name, every in shared.items()}
 
 
 def test_the_trained_model_knows_digits_that_it_has_not_seen(monkeypatch):
