@@ -35,7 +35,7 @@ PAGES = sorted(
 
 def stops(row, attack):
     line = MATRIX[row, attack]
-    return line["status"] == "refused" or float(line["leakage"]) < STOPPED
+    return line["status"] == "refused" or (float(line["leakage"]) < STOPPED and not float(line["recognised"]))
 
 
 def outcomes(defense, attack):
