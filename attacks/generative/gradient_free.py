@@ -120,10 +120,9 @@ class GGL(GradientMatching):
         budget: Budget | None = None,
     ) -> None:
         super().__init__(problem, search or Evolution(), budget, latent)
-        labels, updates, scale = self.problem.labels, self.problem.local_updates, latent.latent_scale
+        labels, updates = self.problem.labels, self.problem.local_updates
         require("labels", labels, labels != "joint", "a rule, or classes: soft labels would need a derivative")
         require("local_updates", updates, updates != "surrogate", "auto, gradient or unroll")
-        require("latent_scale", scale, scale == 1.0, "left out: sigma is the standard deviation that it starts with")
 
 
 def _evaluation(problem: Problem, derivative: MixedDerivative, method: str, task: SearchTask) -> Evaluation:

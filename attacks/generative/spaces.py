@@ -17,20 +17,13 @@ class GeneratorLatent(Parametrisation, SettingsGroup):
     """The latent of a generator.
 
     Args:
-        latent_scale: standard deviation of the start.
         norm_weight: factor on the mean square of the latent, which is 1 for a likely one; 0 leaves it free.
         conditional: ask for pictures of the recovered labels, where the generator knows classes.
     """
 
-    def __init__(
-        self,
-        generator: Generator,
-        latent_scale: float | int = 1.0,
-        norm_weight: float | int = 0.0,
-        conditional: bool = True,
-    ) -> None:
+    def __init__(self, generator: Generator, norm_weight: float | int = 0.0, conditional: bool = True) -> None:
         require("parametrisation.norm_weight", norm_weight, norm_weight >= 0, "a number that is not negative")
-        self.generator, self.latent_scale, self.norm_weight = generator, float(latent_scale), float(norm_weight)
+        self.generator, self.norm_weight = generator, float(norm_weight)
         self.conditional = conditional
         self.learned_from = generator.learned_from
 
@@ -94,7 +87,7 @@ class LatentSpace(GeneratedSpace):
         self._settings = settings
 
     def initial(self, rng: torch.Generator) -> Float[Tensor, "*shape"]:
-        return self._settings.latent_scale * torch.randn(self.count, self.generator.latent, generator=rng)
+        return torch.randn(self.count, self.generator.latent, generator=rng)
 
     def images(self, point: Float[Tensor, "candidates *shape"]) -> Float[Tensor, "candidates batch c h w"]:
         labels = self.every_label(len(point))

@@ -53,7 +53,7 @@ class StagedDescent(Search):
 
     def __post_init__(self) -> None:
         optimiser = self.first.moves
-        require("optimiser.name", optimiser.name, optimiser.elementwise, "adam, signed_adam or sgd")
+        require("optimiser.name", optimiser.name, optimiser.elementwise, "adam or signed_adam")
         require("group", self.first.group, self.first.group is None, "null: one candidate alone goes on")
 
     @property

@@ -11,7 +11,7 @@ from attacks.analytic.row_space.attack import batch_subspace
 from fedsim.errors import NotApplicable, one_of, require
 from fedsim.observation import Observation
 
-INITIAL = ("normal", "uniform", "gray", "zeros")
+INITIAL = ("normal", "uniform")
 
 
 class Parametrisation(ABC):
@@ -78,7 +78,7 @@ class Pixels(Parametrisation):
     """The pixels of the model's input.
 
     Args:
-        init: `normal`, `uniform` (over [0, 1]), `gray`, or `zeros` of the model's input.
+        init: `normal` of the model's input, or `uniform` over [0, 1].
         scale: factor on `normal`.
         boxed: keep pixels within [0, 1].
     """
@@ -113,11 +113,7 @@ class PixelSpace(Space):
     def initial(self, rng: torch.Generator) -> Float[Tensor, "*shape"]:
         if self._settings.init == "normal":
             return self._settings.scale * torch.randn(self._shape, generator=rng)
-        if self._settings.init == "zeros":
-            return torch.zeros(self._shape)
-        gray = self._settings.init == "gray"
-        unit = torch.full(self._shape, 0.5) if gray else torch.rand(self._shape, generator=rng)
-        return ((unit - self._mean) / self._std).float()
+        return ((torch.rand(self._shape, generator=rng) - self._mean) / self._std).float()
 
     def images(self, point: Float[Tensor, "candidates *shape"]) -> Float[Tensor, "candidates batch c h w"]:
         return point

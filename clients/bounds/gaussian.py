@@ -12,7 +12,6 @@ from defenses.settings import whole
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.bounds.references import gaussian_reference, image_by_image, information, prior_precision
-from fedsim.bounds.rounds import running_reference
 from fedsim.bounds.statement import Statement
 from fedsim.errors import NotApplicable
 
@@ -62,7 +61,7 @@ class GaussianReference(Bound):
             precision = prior_precision(prior, shape)
             values[name] = gaussian_reference(each, precision)
             values[f"{name}_each"] = image_by_image(each, precision)
-            later = [running_reference([times * average], precision)[-1] for times in self.rounds]
+            later = [gaussian_reference([times * average], precision) for times in self.rounds]
             rows.append((name, *(f"{one:.1f} dB" for one in (values[name], values[f"{name}_each"], *later))))
         known = f" ({values['public']:.1f} dB with the moments of public images)" if "public" in values else ""
         sentence = (

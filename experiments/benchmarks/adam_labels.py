@@ -77,15 +77,15 @@ def measured(
     import torch
 
     import fedsim
-    from experiments.benchmarks.withheld_heads import overlap
     from fedsim.determinism import torch_generator
+    from fedsim.metrics.labels import label_share
 
     for name, given in UPDATES.items():
         shape = dict(given)
         images, cells = shape.pop("images"), list[str]()
         for kind in CLIENTS:
             rng = torch_generator(0, "adam labels", name, kind)
-            shares = list[tuple[float, float, float]]()
+            shares = list[tuple[float, ...]]()
             for _ in range(updates):
                 truth = drawn(kind, images, rng)
                 chosen = torch.stack([_one_of(private[1], int(label), rng) for label in truth])
@@ -97,7 +97,7 @@ def measured(
                 assert rose is not None
                 alike = rose.repeat(-(-images // len(rose)))[:images]
                 guess = public[1][torch.randint(len(public[1]), (images,), generator=rng)]
-                shares.append((overlap(found, truth), overlap(alike, truth), overlap(guess, truth)))
+                shares.append(tuple(label_share(truth, labels) for labels in (found, alike, guess)))
             mean, before, by_chance = (100 * fmean(each) for each in zip(*shares, strict=True))
             cells.append(f"{mean:.0f} ({before:.0f}; {by_chance:.0f})")
         yield name, cells

@@ -101,6 +101,7 @@ def _row(
     import fedsim
     from defenses import Withhold
     from fedsim.determinism import torch_generator
+    from fedsim.metrics.labels import label_share
 
     row, seconds = list[str](), list[float]()
     for size in SIZES:
@@ -113,21 +114,15 @@ def _row(
             begin = time.perf_counter()
             result: Any = fedsim.attack("labels_nearest_public", seen.with_public_images(*public))
             seconds.append(time.perf_counter() - begin)
-            found.append(overlap(result.labels, truth))
+            found.append(label_share(truth, result.labels))
             guess = public[1][torch.randint(len(public[1]), (size,), generator=rng)]
-            drawn.append(overlap(guess, truth))
+            drawn.append(label_share(truth, guess))
         whole, by_chance = ([part == 1.0 for part in parts] for parts in (found, drawn))
         row.append(
             f"{100 * fmean(whole):.0f} / {100 * fmean(found):.0f} ({100 * fmean(by_chance):.0f} / "
             f"{100 * fmean(drawn):.0f})"
         )
     return [*row, f"{fmean(seconds):.1f}"]
-
-
-def overlap(labels: "Tensor", truth: "Tensor") -> float:
-    """Σ min(n̂, n) / B."""
-    counts = labels.bincount(minlength=10).minimum(truth.bincount(minlength=10))
-    return float(counts.sum()) / len(truth)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,10 @@ def gaussian_reference(
     A theorem where images are drawn from that Gaussian and the noise is Gaussian; on real images a reference. The
     information is averaged over images before the inverse: compare with squared errors averaged over images.
 
+    Of one image after several rounds it takes the sum Σ_t J_tᵀΣ_t⁻¹J_t, where each round's weights depend on earlier
+    releases alone, however they were chosen. A client that stops sharing says something by its silence: count that as
+    a release, or decide by public quantities.
+
     Args:
         each: the information about each image.
         rows: of the sketch of Σ^-½J that the information is of, more than n; None: of J whole.

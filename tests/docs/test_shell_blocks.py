@@ -170,7 +170,7 @@ def _filled(word: str) -> str:
 
 def _first_choice(word: str) -> str:
     """Of a sweep its first run: `defense=[],[mjp]` is `defense=[]`, `lr=0.1,0.01` is `lr=0.1`."""
-    if word in ("-m", "--multirun") or "=glob(" in word:
+    if word in ("-m", "--multirun"):
         return ""
     head, sign, value = word.partition("=")
     if "],[" in value:

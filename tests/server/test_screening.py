@@ -11,7 +11,6 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from experiments.cli.logs import log_to
 from fedsim.report.render import build_report
@@ -24,6 +23,7 @@ from server.aggregation import complete
 from server.rounds import Rounds, WorkerSums
 from server.screening import Screening, plain
 from tests.fuzz.federation import KINDS, Server, as_reply, honest, make_rules, start
+from tests.support.federation import settings
 
 FOLDER = Path(__file__).resolve().parents[2] / "conf" / "strategy"
 STRATEGIES = sorted(path for path in FOLDER.glob("*.yaml") if path.stem != "qfedavg")
@@ -61,7 +61,7 @@ def test_the_round_is_that_of_the_others(aggregate, same_bits, kind):
 
 @pytest.mark.parametrize("path", STRATEGIES, ids=lambda path: path.stem)
 def test_every_strategy_goes_on_and_stays_finite(aggregate, path):
-    config = OmegaConf.to_container(OmegaConf.load(path))["strategy"]
+    config = settings("config", f"strategy={path.stem}")["strategy"]
     inner = instantiate(config, _recursive_=False, _convert_="all")
     kind = "gradient" if path.stem == "fedsgd" else "weights"
     contents = {client: honest(kind, client) for client in range(8)}

@@ -1,8 +1,6 @@
 """How far a candidate's gradient is from the one that was shared."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 
 import torch
 from jaxtyping import Float
@@ -22,38 +20,21 @@ class Objective(ABC):
     Written for one candidate; the engine maps it over many, so no `.item()` and no branching on values.
 
     Args:
-        layer_weights: weight by parameter name or pattern (`blocks.0.*`), the first that fits, 1 elsewhere; 0 leaves
-            a tensor out. The weight multiplies the tensor's term of a sum over tensors, and where tensors are compared
-            as one vector (squared L2 and cosines over all) its share of every inner product.
         mask_zeros: compare only where the shared gradient is not zero, for updates that were pruned.
     """
 
     scale_invariant = False
 
-    def __init__(self, layer_weights: Mapping[str, float | int] | None = None, mask_zeros: bool = False) -> None:
-        self.layer_weights = dict(layer_weights or {})
+    def __init__(self, mask_zeros: bool = False) -> None:
         self.mask_zeros = mask_zeros
-        for pattern, weight in self.layer_weights.items():
-            require(f"objective.layer_weights.{pattern}", weight, weight >= 0, "a number that is not negative")
 
     def prepare(self, observation: Observation) -> "Objective":
         """Look up what the distance needs to know of the observed model.
 
         Raises:
-            NotApplicable: the model or the update lacks it, or `layer_weights` names nothing of it or leaves nothing.
+            NotApplicable: the model or the update lacks it.
         """
-        for pattern in self.layer_weights:
-            if not any(fnmatchcase(name, pattern) for name in observation.global_state):
-                raise NotApplicable(f"objective.layer_weights={pattern}: no parameter has such a name")
-        if self.layer_weights and not any(self.weight(name) for name in observation.update.tensors):
-            raise NotApplicable("objective.layer_weights leaves out every tensor that is shared")
         return self
-
-    def weight(self, name: str) -> float:
-        for pattern, weight in self.layer_weights.items():
-            if fnmatchcase(name, pattern):
-                return float(weight)
-        return 1.0
 
     def __call__(self, found: State, target: State) -> Float[Tensor, ""]:
         """D(found, target); both hold the same names."""
@@ -77,37 +58,27 @@ class Objective(ABC):
 
     @abstractmethod
     def value(self, found: State, target: State) -> Float[Tensor, ""]:
-        """D of tensors that are all compared, without those of weight 0."""
+        """D of tensors as they are compared."""
 
     def _compared(self, found: State, target: State) -> tuple[State, State]:
-        names = [name for name in target if self.weight(name) > 0]
-        chosen = {name: found[name] for name in names}
         if self.mask_zeros:
-            chosen = {name: found[name] * (target[name] != 0) for name in names}
-        return chosen, {name: target[name] for name in names}
+            return {name: found[name] * (target[name] != 0) for name in target}, target
+        return {name: found[name] for name in target}, target
 
     def _inner(self, a: State, b: State) -> Float[Tensor, ""]:
-        """Σ_l w_l ⟨a_l, b_l⟩."""
-        products = torch.stack([torch.dot(a[name].reshape(-1), b[name].reshape(-1)) for name in b])
-        if self.layer_weights:
-            products = products * products.new_tensor([self.weight(name) for name in b])
-        return products.sum()
+        """Σ_l ⟨a_l, b_l⟩."""
+        return torch.stack([torch.dot(a[name].reshape(-1), b[name].reshape(-1)) for name in b]).sum()
 
 
 class SquaredL2(Objective):
-    """Σ_l w_l ‖g_l - g'_l‖² (Zhu et al. 2019, DLG).
+    """Σ_l ‖g_l - g'_l‖² (Zhu et al. 2019, DLG).
 
     Args:
         relative: divide by ‖g'‖², so that the value is 1 for a candidate without any gradient.
     """
 
-    def __init__(
-        self,
-        relative: bool = False,
-        layer_weights: Mapping[str, float | int] | None = None,
-        mask_zeros: bool = False,
-    ) -> None:
-        super().__init__(layer_weights, mask_zeros)
+    def __init__(self, relative: bool = False, mask_zeros: bool = False) -> None:
+        super().__init__(mask_zeros)
         self.relative = relative
 
     def value(self, found: State, target: State) -> Float[Tensor, ""]:
@@ -117,18 +88,18 @@ class SquaredL2(Objective):
 
 
 class LayerL2(Objective):
-    """Σ_l w_l ‖g_l - g'_l‖₂, a sum of norms, not of squares (Yin et al. 2021, eq. 3)."""
+    """Σ_l ‖g_l - g'_l‖₂, a sum of norms, not of squares (Yin et al. 2021, eq. 3)."""
 
     def value(self, found: State, target: State) -> Float[Tensor, ""]:
-        norms = [self.weight(name) * ((found[name] - target[name]).square().sum() + TINY).sqrt() for name in target]
+        norms = [((found[name] - target[name]).square().sum() + TINY).sqrt() for name in target]
         return torch.stack(norms).sum()
 
 
 class L1(Objective):
-    """Σ_l w_l ‖g_l - g'_l‖₁."""
+    """Σ_l ‖g_l - g'_l‖₁."""
 
     def value(self, found: State, target: State) -> Float[Tensor, ""]:
-        terms = [self.weight(name) * (found[name] - target[name]).abs().sum() for name in target]
+        terms = [(found[name] - target[name]).abs().sum() for name in target]
         return torch.stack(terms).sum()
 
 
@@ -143,7 +114,7 @@ class Cosine(Objective):
 
     def replace_by_direction(self, found: State, target: State) -> Float[Tensor, ""]:
         """∂D/∂g = (cos·g/‖g‖ - g'/‖g'‖)/‖g‖, a third of the passes over memory of the general way."""
-        if self.mask_zeros or self.layer_weights:
+        if self.mask_zeros:
             return super().replace_by_direction(found, target)
         size = (self._inner(found, found) + TINY).sqrt()
         target_size = (self._inner(target, target) + TINY).sqrt()
@@ -155,13 +126,13 @@ class Cosine(Objective):
 
 
 class LayerCosine(Objective):
-    """Σ_l w_l (1 - cos(g_l, g'_l)) / Σ_l w_l: every tensor counts alike, however small its gradient."""
+    """Σ_l (1 - cos(g_l, g'_l)) / L: every tensor counts alike, however small its gradient."""
 
     scale_invariant = True
 
     def value(self, found: State, target: State) -> Float[Tensor, ""]:
-        terms = [self.weight(name) * (1.0 - _cosine(found[name], target[name])) for name in target]
-        return torch.stack(terms).sum() / sum(self.weight(name) for name in target)
+        terms = [1.0 - _cosine(found[name], target[name]) for name in target]
+        return torch.stack(terms).sum() / len(target)
 
 
 class TagDistance(Objective):
@@ -171,13 +142,8 @@ class TagDistance(Objective):
     first layers say most.
     """
 
-    def __init__(
-        self,
-        alpha: float | int = 0.1,
-        layer_weights: Mapping[str, float | int] | None = None,
-        mask_zeros: bool = False,
-    ) -> None:
-        super().__init__(layer_weights, mask_zeros)
+    def __init__(self, alpha: float | int = 0.1, mask_zeros: bool = False) -> None:
+        super().__init__(mask_zeros)
         self.alpha = alpha
 
     def value(self, found: State, target: State) -> Float[Tensor, ""]:
@@ -185,7 +151,7 @@ class TagDistance(Objective):
         for layer, name in enumerate(target):
             difference = found[name] - target[name]
             alpha = self.alpha * (1.0 - layer / len(target))
-            terms.append(self.weight(name) * (difference.square().sum() + alpha * difference.abs().sum()))
+            terms.append(difference.square().sum() + alpha * difference.abs().sum())
         return torch.stack(terms).sum()
 
 
@@ -199,14 +165,8 @@ class PositionAlignment(Objective):
             `row`: the mean of each patch row's own cosine.
     """
 
-    def __init__(
-        self,
-        alpha: float | int = 1.0,
-        align: str = "row",
-        layer_weights: Mapping[str, float | int] | None = None,
-        mask_zeros: bool = False,
-    ) -> None:
-        super().__init__(layer_weights, mask_zeros)
+    def __init__(self, alpha: float | int = 1.0, align: str = "row", mask_zeros: bool = False) -> None:
+        super().__init__(mask_zeros)
         require("objective.align", align, align in ("all", "patch", "row"), "one of all, patch, row")
         self.alpha = alpha
         self.align = align
@@ -214,9 +174,8 @@ class PositionAlignment(Objective):
         self._prefix = 0
 
     def prepare(self, observation: Observation) -> "Objective":
-        """Raises NotApplicable where the position embedding has no shared gradient to align, or is left out."""
-        super().prepare(observation)
-        prepared = type(self)(self.alpha, self.align, self.layer_weights, self.mask_zeros)
+        """Raises NotApplicable where the position embedding has no shared gradient to align."""
+        prepared = type(self)(self.alpha, self.align, self.mask_zeros)
         if self.alpha == 0:
             return prepared
         name, shared = observation.roles.pos_embed, observation.update.tensors
@@ -225,8 +184,6 @@ class PositionAlignment(Objective):
         assert name is not None
         if name not in shared:  # its gradient may be read off a step of Adam, or simulated
             raise NotApplicable(observation.why_absent(name))
-        if not self.weight(name):
-            raise NotApplicable(f"objective.layer_weights leaves out {name}, which objective.alpha aligns")
         prepared._name = name
         prepared._prefix = observation.roles.embedded_prefix_tokens
         return prepared
@@ -263,7 +220,7 @@ class Clipped(Objective):
     def __init__(
         self, inner: Objective, max_norm: float, noise: float = 0.0, pruned: bool = False, relative: float = 0.0
     ) -> None:
-        super().__init__(inner.layer_weights, inner.mask_zeros)
+        super().__init__(inner.mask_zeros)
         self.inner = inner
         self.max_norm = max_norm
         self.noise = noise

@@ -1,7 +1,5 @@
 """Matching an update of which only signs were shared."""
 
-from collections.abc import Mapping
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,13 +19,8 @@ class SignCosine(Cosine):
         temperature: τ; the smaller, the nearer to the sign, and the fewer coordinates have a derivative.
     """
 
-    def __init__(
-        self,
-        temperature: float | int = 0.3,
-        layer_weights: Mapping[str, float | int] | None = None,
-        mask_zeros: bool = False,
-    ) -> None:
-        super().__init__(layer_weights, mask_zeros)
+    def __init__(self, temperature: float | int = 0.3, mask_zeros: bool = False) -> None:
+        super().__init__(mask_zeros)
         require("objective.temperature", temperature, temperature > 0, "a positive number")
         self.temperature = temperature
 

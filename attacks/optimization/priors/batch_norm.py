@@ -31,7 +31,6 @@ class BatchNormStatistics(Prior):
             2021, R_BN). `network`: a separate convolutional network (Hatamizadeh et al. 2022, GradViT: a
             self-supervised ResNet-50), for victims without BatchNorm.
         network: settings of that network as of a model: `name`, and `pretrained` or `checkpoint`.
-        first_layer_factor: factor on the layer that runs first (10 in DeepInversion's code).
         resize: side in pixels to which pictures are scaled for the network; None: as they are.
     """
 
@@ -40,7 +39,6 @@ class BatchNormStatistics(Prior):
         weight: float | int,
         source: str = "victim",
         network: Mapping[str, Any] | None = None,
-        first_layer_factor: float | int = 1.0,
         resize: int | None = None,
         start: float | int = 0.0,
         end: float | int = 1.0,
@@ -49,12 +47,9 @@ class BatchNormStatistics(Prior):
         one_of("prior.source", source, SOURCES)
         if (network is None) != (source == "victim"):
             raise ConfigError("prior.network", network, "a network with source=network, none with source=victim")
-        if not 0 <= first_layer_factor < float("inf"):
-            raise ConfigError("prior.first_layer_factor", first_layer_factor, "a finite number, 0 or more")
         if resize is not None and (resize < 1 or source == "victim"):
             raise ConfigError("prior.resize", resize, "a positive number of pixels, with source=network")
         self.network = None if network is None else _check_network(network)
-        self.first_layer_factor = float(first_layer_factor)
         self.resize = resize
 
     def prepare(self, observation: Observation, labels: Tensor | None, device: torch.device) -> PriorTerm:
@@ -80,7 +75,7 @@ class BatchNormStatistics(Prior):
             )
         if untrained(statistics):
             raise NotApplicable(f"the BatchNorm statistics of {name} are untrained: they say nothing about pictures")
-        return lambda images: batch_norm_distance(model, images, statistics, self.first_layer_factor)
+        return lambda images: batch_norm_distance(model, images, statistics)
 
     def _of_network(self, spec: ModelSpec, observation: Observation, device: torch.device) -> PriorTerm:
         model = spec.build(seed=0)
@@ -100,7 +95,7 @@ class BatchNormStatistics(Prior):
             seen = images.to(dtype) * scale + offset
             if self.resize is not None:
                 seen = F.interpolate(seen, size=(self.resize, self.resize), mode="bilinear", antialias=False)
-            return batch_norm_distance(model, seen, statistics, self.first_layer_factor)
+            return batch_norm_distance(model, seen, statistics)
 
         return term
 
@@ -109,7 +104,6 @@ def batch_norm_distance(
     model: nn.Module,
     images: Float[Tensor, "batch channels height width"],
     statistics: Statistics | None = None,
-    first_layer_factor: float | int = 1.0,
 ) -> Float[Tensor, ""]:
     """Σ_l ‖μ_l(x) - μ_l‖₂ + ‖σ²_l(x) - σ²_l‖₂ over BatchNorm layers (Yin et al. 2021, R_BN).
 
@@ -119,7 +113,6 @@ def batch_norm_distance(
     Args:
         model: normalised pictures in; its parameters and buffers are left alone.
         statistics: what to compare with; None: the model's running statistics. Layers that are not in it count 0.
-        first_layer_factor: factor on the layer that runs first.
     """
     targets = running_statistics(model) if statistics is None else statistics
     layers = {name: layer for name, layer in batch_norm_layers(model).items() if name in targets}
@@ -128,11 +121,10 @@ def batch_norm_distance(
     with recorded_inputs(layers) as recorded:
         model(images)
     terms = []
-    for number, (name, activations) in enumerate(recorded):
+    for name, activations in recorded:
         over = [dim for dim in range(activations.ndim) if dim != 1]
         variance, mean = torch.var_mean(activations, dim=over, correction=0)
-        distance = _norm(mean - targets[name][0]) + _norm(variance - targets[name][1])
-        terms.append(distance * first_layer_factor if number == 0 else distance)
+        terms.append(_norm(mean - targets[name][0]) + _norm(variance - targets[name][1]))
     return torch.stack(terms).sum()
 
 

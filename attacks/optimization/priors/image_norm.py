@@ -8,7 +8,7 @@ from attacks.optimization.priors.base import TINY, Prior, PriorTerm
 from fedsim.errors import one_of
 from fedsim.observation import Observation
 
-KINDS = ("mean_square", "square", "norm")
+KINDS = ("square", "norm")
 
 
 class ImageNorm(Prior):
@@ -30,8 +30,6 @@ class ImageNorm(Prior):
 
 
 def image_norm(images: Float[Tensor, "batch channels height width"], kind: str = "square") -> Float[Tensor, ""]:
-    """The mean over pictures of ‖x‖² (`square`), of ‖x‖₂ (`norm`), or of x² per pixel and channel (`mean_square`)."""
-    if kind == "mean_square":
-        return images.square().mean()
+    """The mean over pictures of ‖x‖² (`square`) or of ‖x‖₂ (`norm`)."""
     squares = images.square().sum(dim=(1, 2, 3))
     return squares.mean() if kind == "square" else (squares + TINY).sqrt().mean()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.errors import one_of, require
 
-NAMES = ("adam", "signed_adam", "sgd", "lbfgs")
+NAMES = ("adam", "signed_adam", "lbfgs")
 SCALES = {"alpha": 0.01}
 """Factors on the learning rate: SME's place between two weights lies in [0, 1], pixels span about 4."""
 
@@ -20,8 +20,6 @@ class OptimiserSettings:
     Attributes:
         lr: learning rate, in units of the model's input.
         betas: of Adam.
-        momentum: of SGD.
-        weight_decay: decoupled, of Adam alone.
         langevin: standard deviation of the noise added to pixels at each step, in units of the present lr (Yin et
             al. 2021); 0 adds none.
         history, inner: remembered steps and steps in one call of L-BFGS.
@@ -31,8 +29,6 @@ class OptimiserSettings:
     name: str = "adam"
     lr: float = 0.1
     betas: Sequence[float] = (0.9, 0.999)
-    momentum: float = 0.9
-    weight_decay: float = 0.0
     langevin: float = 0.0
     history: int = 100
     inner: int = 20
@@ -44,13 +40,10 @@ class OptimiserSettings:
         require("optimiser.langevin", self.langevin, self.langevin >= 0, "a number that is not negative")
         good = len(self.betas) == 2 and all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in self.betas)
         require("optimiser.betas", self.betas, good, "two numbers, 0 or more and less than 1")
-        require("optimiser.momentum", self.momentum, 0 <= self.momentum < 1, "0 or more and less than 1")
         calls = f"{self.inner}, optimiser.history={self.history}"
         require("optimiser.inner", calls, min(self.inner, self.history) >= 1, "1 or more")
         require("optimiser.clip", self.clip, self.clip is None or self.clip > 0, "a positive norm, or null")
-        decay, quiet = self.weight_decay, self.elementwise or not self.langevin
-        adam = not decay or self.name in ("adam", "signed_adam")
-        require("optimiser.weight_decay", decay, adam, f"0 for {self.name}: Adam alone has it")
+        quiet = self.elementwise or not self.langevin
         require("optimiser.langevin", self.langevin, quiet, "0 for L-BFGS, whose steps noise would mislead")
 
     @property
@@ -133,12 +126,7 @@ class Optimiser:
                 self.variables, lr=settings.lr, max_iter=settings.inner, history_size=settings.history
             )
         groups = [{"params": [v], "scale": SCALES.get(name, 1.0)} for name, v in self.named.items()]
-        if settings.name == "sgd":
-            return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
-        betas = (float(settings.betas[0]), float(settings.betas[1]))
-        if settings.weight_decay:
-            return torch.optim.AdamW(groups, settings.lr, betas, weight_decay=settings.weight_decay)
-        return torch.optim.Adam(groups, settings.lr, betas)
+        return torch.optim.Adam(groups, settings.lr, (float(settings.betas[0]), float(settings.betas[1])))
 
     def _shape_gradients(self) -> None:
         moved = [variable for variable in self.variables if variable.grad is not None]

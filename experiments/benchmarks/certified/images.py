@@ -1,14 +1,14 @@
 """The images that clients hold: a pool, and batches that are hard to tell apart."""
 
-from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from fedsim.data import Digits, FederatedData, ImageFolder, ImageSet, Source
+from fedsim.data import Digits, FederatedData, ImageFolder, Source
+from fedsim.data.tensors import TensorImages
 
 POOL = 200
 """Images that a model is trained on, and that batches are drawn from."""
@@ -40,22 +40,6 @@ class ImagePool(FederatedData):
         return self.train.labels[:POOL] * self._joined // len(super().class_names)
 
 
-class Held(ImageSet):
-    """Images of one client that stand in no file."""
-
-    def __init__(self, images: Float[Tensor, "n 3 side side"], labels: Int64[Tensor, " n"], ids: Sequence[str]) -> None:
-        self._images = images
-        self.labels = labels
-        self.ids = tuple(ids)
-
-    def images(self, indices: Sequence[int] | Int64[Tensor, " b"]) -> Float32[Tensor, "b 3 h w"]:
-        return self._images[torch.as_tensor(indices, dtype=torch.int64)].float()
-
-    def subset(self, positions: Sequence[int]) -> "Held":
-        chosen = torch.as_tensor(positions, dtype=torch.int64)
-        return Held(self._images[chosen], self.labels[chosen], [self.ids[place] for place in positions])
-
-
 @lru_cache(maxsize=8)
 def pool(pictures: Path | None, side: int, classes: int) -> ImagePool:
     """Images of a folder of class folders, or scikit-learn's digits."""
@@ -63,7 +47,7 @@ def pool(pictures: Path | None, side: int, classes: int) -> ImagePool:
     return ImagePool(source, side, classes)
 
 
-def draw(images: Tensor, labels: Tensor, classes: int, kind: str, size: int, rng: torch.Generator) -> Held:
+def draw(images: Tensor, labels: Tensor, classes: int, kind: str, size: int, rng: torch.Generator) -> TensorImages:
     """A batch of this kind; every image has an id of its own, so that the truth counts each."""
     order = torch.randperm(len(labels), generator=rng)
     chosen = order[:size]
@@ -92,4 +76,4 @@ def draw(images: Tensor, labels: Tensor, classes: int, kind: str, size: int, rng
         found = (found * 255 / 16).round() / 255
     elif kind not in ("plain", "own"):
         raise ValueError(f"no such kind of batch: {kind}")
-    return Held(found, own, [f"{kind}-{number}" for number in range(size)])
+    return TensorImages(found, own, [f"{kind}-{number}" for number in range(size)])

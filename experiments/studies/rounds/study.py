@@ -22,8 +22,7 @@ from experiments.studies.harness.victims import finished
 from experiments.studies.rounds.options import arguments
 from experiments.studies.second_order.references import linear
 from experiments.studies.second_order.victims import SHAPE, digits, public
-from fedsim.bounds.references import information, prior_precision
-from fedsim.bounds.rounds import running_reference
+from fedsim.bounds.references import gaussian_reference, information, prior_precision
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
 from fedsim.observation import Observation
@@ -78,9 +77,10 @@ def work(unit: Unit) -> list[Entry]:
         "guess": float((images - public().mean).square().mean()),
         "seconds": result.seconds,
     }
-    each = [information(jacobian, std) for jacobian, std, _ in (linear(one, images, labels, public()) for one in seen)]
+    shared = (linear(one, images, labels, public()) for one in seen)
+    told = torch.stack([information(jacobian, std) for jacobian, std, _ in shared]).sum(dim=0)
     for name, prior in (("white", public().white()), ("public", public())):
-        entry[name] = 10 ** (-running_reference(each, prior_precision(prior, SHAPE))[-1] / 10)
+        entry[name] = 10 ** (-gaussian_reference([told], prior_precision(prior, SHAPE)) / 10)
     return [entry]
 
 

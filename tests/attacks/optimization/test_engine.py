@@ -187,7 +187,7 @@ def test_candidates_are_compared_under_one_mean_of_the_group(small):
     """Where the mean is taken anew, nothing that was found under another one stays the best."""
     observation, _ = small()
     group = GroupConsistency(weight=1.0, start=0.25, every=5, register=False)
-    wild = OptimiserSettings("sgd", 5.0, langevin=2.0)
+    wild = OptimiserSettings("signed_adam", 5.0, langevin=2.0)
     found = attack(GradientMatching(optimiser=wild, steps=20, frames=20, restarts=2, group=group), observation)
     anew = [row for row in found.trace if row["step"] in (5, 10, 15)]
     assert len(anew) == 3

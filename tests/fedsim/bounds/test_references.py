@@ -48,6 +48,33 @@ def test_no_estimator_of_gaussian_images_passes_it_and_the_posterior_mean_reache
     assert psnr(0.9 * posterior) < reference
 
 
+def rounds(rng, count=3):
+    return [torch.randn(4, 9, generator=rng, dtype=torch.float64) for _ in range(count)]
+
+
+def test_all_rounds_together_are_one_release_of_all_their_numbers(rng):
+    std, precision = torch.full((4,), 0.5, dtype=torch.float64), prior_precision(PRIOR, SHAPE)
+    jacobians = rounds(rng)
+    found = gaussian_reference([sum(information(J, std) for J in jacobians)], precision)
+    whole = gaussian_reference([information(torch.cat(jacobians), std.repeat(3))], precision)
+    assert found == pytest.approx(whole)
+    assert found > gaussian_reference([information(jacobians[0], std)], precision)
+
+
+def test_a_later_round_that_earlier_releases_chose_adds_up_too(rng):
+    """The posterior mean over both rounds; in the second the server asks for what the first told least of."""
+    (first, asked), precision = rounds(rng, 2), prior_precision(PRIOR, SHAPE)
+    images = torch.randn(20_000, 9, generator=rng, dtype=torch.float64) @ torch.linalg.cholesky(precision.inverse()).T
+    seen = images @ first.T + torch.randn(20_000, 4, generator=rng, dtype=torch.float64)
+    sign = torch.sign(seen[:, :1])  # decides which of two equally telling matrices comes next
+    later = sign * (images @ asked.T) + torch.randn(20_000, 4, generator=rng, dtype=torch.float64)
+    ones = torch.ones(4, dtype=torch.float64)
+    told = information(first, ones) + information(asked, ones)
+    posterior = (seen @ first + sign * later @ asked) @ torch.linalg.inv(told + precision)
+    found = -10 * math.log10(float((posterior - images).square().mean()))
+    assert found == pytest.approx(gaussian_reference([told], precision), abs=0.1)
+
+
 def test_image_by_image_is_what_each_posterior_leaves_and_below_the_reference(rng):
     """Images of which every second shows other pixels: none of them is as clear as their average."""
     precision = prior_precision(PRIOR, SHAPE)

@@ -26,7 +26,7 @@ def test_signed_steps_have_the_length_of_the_rate():
     torch.testing.assert_close(point, 0.05 * GOAL.sign())
 
 
-@pytest.mark.parametrize("name", ["adam", "signed_adam", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "signed_adam"])
 def test_a_candidate_moves_as_it_would_alone(name):
     settings = OptimiserSettings(name, 0.05, clip=1.0)
     together, _ = search(settings, steps=7)
@@ -42,9 +42,8 @@ def test_a_candidate_moves_as_it_would_alone(name):
     torch.testing.assert_close(together[1:], alone.detach())
 
 
-@pytest.mark.parametrize(("name", "steps"), [("adam", 400), ("sgd", 200)])
-def test_they_reach_the_minimum(name, steps):
-    point, _ = search(OptimiserSettings(name, 0.05), steps)
+def test_adam_reaches_the_minimum():
+    point, _ = search(OptimiserSettings("adam", 0.05), 400)
     torch.testing.assert_close(point, GOAL, atol=1e-2, rtol=0)
 
 
