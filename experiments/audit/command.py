@@ -193,6 +193,7 @@ def _results(
     )
     waiting: deque[tuple[Any, deque[Group]]] = deque((None, deque(group.by_attack())) for group in groups)
     rest: dict[Group, deque[Group]] = {}
+    held: dict[Any, set[int]] = {}
     computed: set[Group] = set()
 
     def limit(group: Group, attempt: int) -> float:
@@ -205,7 +206,8 @@ def _results(
         while waiting and pool.has_nothing_to_do:
             worker, parts = waiting.popleft()
             rest[group := parts.popleft()] = parts
-            if pool.submit(group, partial(_run_on, group), kept_by=worker):
+            kept = {batch.number for batch in group} <= held.get(worker, set())
+            if pool.submit(group, partial(_run_on, group), kept_by=worker if kept else None):
                 computed.add(group)
         for end in ends:  # while the workers go on
             group, stopped = end.tag, end.error is not None
@@ -217,6 +219,7 @@ def _results(
             yield group, results, end.attempts, stopped
         ends = pool.wait(1.0) + pool.expire(limit)
         for end in ends:
+            held[end.actor] = {batch.number for batch in end.tag} if end.error is None else set()
             if not (parts := rest.pop(end.tag)):
                 continue
             if end.error is None:

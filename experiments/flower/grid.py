@@ -154,8 +154,9 @@ class NumberedGrid(Grid):
         self._ask(sorted(present - self._asked))
         self._hear()
         here: dict[int, int] = {}
+        answered = present.difference(self._unanswered.values())
         for node, partition in self._claims.items():
-            if node in present:
+            if node in answered:
                 here.setdefault(node_id_of(partition), node)
         self._holders |= here
         return sorted(here)

@@ -23,10 +23,13 @@ MOST_WHOLE, MOST_OF_FEW = 2_000, 4_000
 """Unknowns up to which J is computed whole, if there is memory for it; the second where few numbers determine them."""
 FEW = 10**8
 """Entries of J up to which its square takes less than products do."""
-MOST_COLUMNS = 512
-"""Of J whole, that are computed at once: each chunk costs some 60 ms of Python at `vit_nano`, whatever its size."""
-WHOLE_BYTES = 8
-"""Of one round's J whole, for each of its numbers."""
+MOST_COLUMNS, COLUMNS_OF_FEW = 512, 64
+"""Of J whole, that are computed at once: each chunk costs some 60 ms of Python at `vit_nano`, whatever its size.
+
+Where numbers are few the model's own activations take the memory, which is not known here.
+"""
+WHOLE_BYTES, SQUARE_BYTES = 8, 48
+"""Of one round's J whole, for each of its numbers; of its square and what solves it, for each pair of unknowns."""
 FAR = 10.0
 """Of ‖r‖² that the errors of what was shared leave: above it J is rounded far less than the image is unknown."""
 PARTS = (16, 4)
@@ -130,10 +133,13 @@ def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | N
     """Columns of J that are computed at once; None where J is too large to be held whole."""
     largest, room = max(_sizes(problem)), _room(task)
     whole = WHOLE_BYTES * unknowns * largest
-    few = unknowns <= largest and unknowns * largest <= FEW
-    if unknowns > (MOST_OF_FEW if few else MOST_WHOLE) or 2 * whole > room:
+    most, columns = MOST_WHOLE, MOST_COLUMNS
+    if MOST_WHOLE < unknowns <= largest and unknowns * largest <= FEW:
+        most, columns = MOST_OF_FEW, COLUMNS_OF_FEW
+        whole += SQUARE_BYTES * unknowns**2
+    if unknowns > most or 2 * whole > room:
         return None
-    return chunk_size(MOST_COLUMNS, DIRECTION_BYTES * largest, (room - whole) / GIB)
+    return chunk_size(columns, DIRECTION_BYTES * largest, (room - whole) / GIB)
 
 
 def whole_model(residual: Residual, coarse: Residual, together: int) -> Callable[[Tensor], DenseModel]:

@@ -9,7 +9,7 @@ hold the patches, those of the first attention's ∂L/∂W_qkv what it reads of 
 patch has fewer pixels than there are dimensions beyond the tokens, as in most small models, the second span alone
 determines it. And every later projection has such a span, of what the blocks before it made of the picture.
 
-So the answer depends on who attacks. Three levels: `published`, the attacks of conf/attack; `linear`, with one more
+So the answer depends on who attacks. Three levels: `published`, closed forms of one image; `linear`, with one more
 that needs ∂L/∂W_qkv alone; `search`, with Gauss-Newton steps on the spans of the next projections. For each, groups of
 tensors are withheld by the `withhold` defense, in sets as small as can still stop all attacks seen so far, until one
 does. It is compared with a guess that needs no gradient: the mean of public pictures. A level whose own attacks apply

@@ -3,12 +3,13 @@
 import importlib.util
 import statistics
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 from ray.exceptions import ActorDiedError
 
-from experiments.audit import worker
+from experiments.audit import command, worker
 from experiments.audit.worker import AuditBatch, AuditWorker, Group, where
 from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
@@ -89,3 +90,51 @@ def test_the_death_of_a_worker_is_told_with_the_updates_that_it_attacked(monkeyp
     assert end.error == "its worker died once"
     (said,) = caplog.messages
     assert said.startswith("a worker died at round-00000-client-00004, round-00000-client-00005: ")
+
+
+class OnePool:
+    """In place of the pool, with one worker: each call ends at the next look."""
+
+    actor = "the only one"
+    limits: ClassVar[list[tuple[str, float]]] = []
+
+    def __init__(self, *given):
+        self.running = None
+
+    @property
+    def pending(self):
+        return int(self.running is not None)
+
+    @property
+    def has_nothing_to_do(self):
+        return self.running is None
+
+    def submit(self, group, call, kept_by=None):
+        self.running = group
+        return kept_by == self.actor
+
+    def wait(self, timeout):
+        return []
+
+    def expire(self, limit):
+        if self.running is None:
+            return []
+        group, self.running = self.running, None
+        self.limits.append((group[0].attacks[0], limit(group, 1)))
+        return [actor_pool.Finished(group, 1, value=[], actor=self.actor)]
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("last", "limits"), [((0, 1), [4.0, 4.0]), ((0,), [4.0, 2.0])])
+def test_an_attack_has_time_to_compute_what_its_worker_has_not(monkeypatch, last, limits):
+    """After the first attack on update 0 its worker has that one and no other."""
+    ray = ["simulation=ray", "simulation.workers=1", "simulation.attack_timeout=2", "audit.victims=1"]
+    setup = prepare(settings("audit", *SMALL_AUDIT, "attack=[labels,patch_gradient]", *ray))
+    monkeypatch.setattr(actor_pool, "ActorPool", OnePool)
+    monkeypatch.setattr(OnePool, "limits", [])
+    first = {0: ("labels", "patch_gradient"), 1: ("patch_gradient",)}
+    group = Group(AuditBatch(number, (number,), first[number], number) for number in last)
+    list(command._results(setup, [group], None))
+    assert OnePool.limits == list(zip(("labels", "patch_gradient"), limits, strict=True))

@@ -120,10 +120,12 @@ def test_who_comes_back_with_another_partition_takes_it_from_nobody(app):
     grid, inner = make(app, 0, 1)
     grid.get_node_ids()
     one, other = inner.present
-    del inner.present[one]
-    grid.get_node_ids()
-    inner.present[one] = {"says": 1}
-    assert [partition_of(node) for node in grid.get_node_ids()] == [1]
+    for answer_under_way in (True, False):
+        del inner.present[one]
+        grid.get_node_ids()
+        inner.silent = {one} if answer_under_way else set()
+        inner.present[one] = {"says": 1}
+        assert [partition_of(node) for node in grid.get_node_ids()] == [1]
     sent = []
     push = inner.push_messages
     inner.push_messages = lambda messages: push([sent.append(one.metadata.dst_node_id) or one for one in messages])
