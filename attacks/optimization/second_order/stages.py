@@ -23,7 +23,7 @@ MOST_WHOLE, MOST_OF_FEW = 2_000, 4_000
 """Unknowns up to which J is computed whole, if there is memory for it; the second where few numbers determine them."""
 FEW = 10**8
 """Entries of J up to which its square takes less than products do."""
-MOST_COLUMNS, COLUMNS_OF_FEW = 512, 64
+MOST_COLUMNS, COLUMNS_OF_FEW = 512, 128
 """Of J whole, that are computed at once: each chunk costs some 60 ms of Python at `vit_nano`, whatever its size.
 
 Where numbers are few the model's own activations take the memory, which is not known here.
