@@ -198,7 +198,7 @@ def searches(model: str, shares: Sequence[str], images: int, pictures: Path | No
     for share in shares:
         for index in range(images):
             truth, labels = source.images([index])
-            seen = victims.observed(model, SHARES[share].defenses(), truth, labels, index, source.public())
+            seen = victims.observed(model, SHARES[share].defenses(model), truth, labels, index, source.public())
             second = fedsim.attack("gauss_newton", seen, device=device, frames=0, save_every=0)
             short, long = (
                 fedsim.attack("april_optimization", seen, device=device, steps=steps, frames=0, save_every=0).seconds
