@@ -63,6 +63,20 @@ def kept_globals() -> Iterator[None]:
             _restored_by_another.reset(token)
 
 
+@contextlib.contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """As many threads of torch's in the block, which change the last bits, and before and after it as many as before.
+
+    What is computed goes with the settings; the rest of a Python session goes on with the threads that it had.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 _restored_by_another: ContextVar[bool] = ContextVar("_restored_by_another", default=False)
 
 

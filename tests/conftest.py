@@ -89,12 +89,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def _seed_what_is_imported() -> None:
-    """What a test draws without a seed of its own is the same in every run, whichever tests ran before it."""
+    """What a test draws without a seed of its own is the same in every run, whichever tests ran before it.
+
+    So are the bits of what it computes: some commands leave their process another number of torch's threads.
+    """
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.manual_seed(0)
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

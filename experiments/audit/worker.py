@@ -3,7 +3,7 @@
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from attacks.building import build_attack
 from attacks.running import attack_device, run_attack_on_many
 from experiments.engine.audited import AuditedClients
 from experiments.engine.setup import Setup, prepare
+from fedsim.determinism import torch_threads
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.results import score_against
@@ -135,15 +136,8 @@ class AuditWorker(PooledWorker):
         with self._own_threads():
             return self._run(batches)
 
-    @contextmanager
-    def _own_threads(self) -> Iterator[None]:
-        """Torch's, which may change the last bits; a Python session's own work goes on with those that it had."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self._config.simulation.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+    def _own_threads(self) -> AbstractContextManager[None]:
+        return torch_threads(self._config.simulation.threads)
 
     def _run(self, batches: Sequence[AuditBatch]) -> list[AuditedAttack]:
         at_hand = {batch.number for batch in batches}

@@ -2,13 +2,13 @@
 
 from functools import lru_cache
 
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.app import build_client_app
 from experiments.flower.settings import OVERRIDES, client_config
 from fedsim.data import FederatedData, ImageSet
+from fedsim.determinism import torch_threads
 from fedsim.settings.composition import build_source, image_side
 
 
@@ -27,12 +27,8 @@ def answer(message: Message, context: Context) -> Message:
     """
     overrides = (str(settings.get(OVERRIDES, "")) for settings in (context.run_config, context.node_config))
     app, own_threads = _prepared(*overrides)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(own_threads)
-    try:
+    with torch_threads(own_threads):
         return app(message, context)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @lru_cache(maxsize=1)

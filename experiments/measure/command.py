@@ -4,11 +4,11 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 import yaml
 
@@ -27,6 +27,7 @@ from experiments.measure.robust import (
 )
 from experiments.measure.settings import check_measure, check_reference
 from experiments.measure.subjects import Subject, load_subjects
+from fedsim.determinism import torch_threads
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.jigsaw import Spread
 from fedsim.metrics.position import explained_variance, position_errors, svd_energy
@@ -47,11 +48,14 @@ def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:
     Raises:
         ConfigError: a setting cannot work; nothing has been measured then.
     """
-    start = time.perf_counter()
     config = parse(MeasureConfig, given)
     plan = check_measure(config)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    with nullcontext() if config.threads is None else torch_threads(config.threads):
+        _measure(config, plan, root)
+
+
+def _measure(config: MeasureConfig, plan: CorruptionPlan | None, root: Path) -> None:
+    start = time.perf_counter()
     say_doing("loading models and test images")
     subjects = load_subjects(config)
     for subject in subjects:

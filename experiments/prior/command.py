@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.core.hydra_config import HydraConfig
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from experiments.prior.settings import (
 from experiments.prior.sheet import write_sheet
 from fedsim.data import ImageSet
 from fedsim.data.copies import contents
+from fedsim.determinism import torch_threads
 from fedsim.errors import ConfigError
 from fedsim.metrics.image import psnr
 from fedsim.models.generator import save_generator
@@ -62,9 +62,8 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
         if (root / "summary.json").is_file() and result.is_file():
             console.print("finished by an earlier call", markup=False)
         else:
-            torch.set_num_threads(config.threads)
             start = time.perf_counter()
-            with log_to(folder.log), Bars(console) as bars:
+            with torch_threads(config.threads), log_to(folder.log), Bars(console) as bars:
                 figures = _train(setup, settings, images, folder, bars)
             seconds = time.perf_counter() - start
             folder.write_json("summary.json", {"kind": config.kind, **figures, "seconds": seconds})

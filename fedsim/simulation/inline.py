@@ -3,11 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
-import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from fedsim.determinism import kept_globals
+from fedsim.determinism import kept_globals, torch_threads
 from fedsim.simulation.bundle import Bundle, Growing, run_bundle
 from fedsim.simulation.grid import ClientAppFactory, Ended, SimulatedGrid
 from fedsim.wire.reply.checks import ReplyRules
@@ -47,13 +46,9 @@ class InlineGrid(SimulatedGrid):
         bundle = self._queue.popleft()
         if self._app is None:
             self._app = self._make_client_app()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
+        with torch_threads(self._threads):
             growing = Growing(bundle.whole, self.rules, bundle.group, bundle.lengths)
             return [Ended(bundle, run_bundle(self._app, bundle.messages, self.context_of, growing))]
-        finally:
-            torch.set_num_threads(threads)
 
     def _abandon(self, keys: set[str]) -> list[Ended]:
         self._queue = deque(bundle for bundle in self._queue if bundle.key not in keys)

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from attacks.building import build_attack
 from attacks.running import attack_device, reads_history, run_attack
 from attacks.session import discard
+from fedsim.determinism import torch_threads
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.results import score_against
 from fedsim.observation import Observation
@@ -137,15 +138,11 @@ class InlineAttacks(AttackScheduler):
     def _queue(
         self, observation: Observation, truth: GroundTruth | None, names: list[str], earlier: Sequence[Observation]
     ) -> None:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
+        with torch_threads(self._threads):
             for name in names:
                 settings = self.attacks[name]
                 result = run_attack(observation, name, settings, self.seed, self._device, self.scratch, earlier)
                 self._finish(score_against(result, truth), truth)
-        finally:
-            torch.set_num_threads(before)
 
     def collect(self) -> None:
         """Nothing is ever under way."""

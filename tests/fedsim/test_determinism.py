@@ -3,9 +3,10 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 
-from fedsim.determinism import derive_seed, kept_globals, seeded_globals, torch_generator
+from fedsim.determinism import derive_seed, kept_globals, seeded_globals, torch_generator, torch_threads
 
 
 def test_seeds_differ_by_purpose_and_type():
@@ -66,3 +67,12 @@ def test_blocks_inside_a_kept_one_draw_the_same_and_it_restores_what_was_before(
                     drawn()
                 assert drawn() == behind, "a block inside another's restores it"
     assert drawn() == expected
+
+
+def test_a_block_s_threads_end_with_it():
+    before = torch.get_num_threads()
+    with torch_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    with pytest.raises(ZeroDivisionError), torch_threads(before + 2):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == before

@@ -25,6 +25,7 @@ from experiments.cli.progress import Bars
 from experiments.studies.harness.ledger import Entry, Ledger, kept
 from experiments.studies.harness.processes import spread
 from experiments.studies.harness.tables import Value, markdown, write_csv
+from fedsim.determinism import torch_threads
 from fedsim.errors import ConfigError, RunError
 from fedsim.storage.durable import write_text
 
@@ -168,8 +169,8 @@ def _carry_out(
 
 def _computed(work: Callable[[Unit], list[Entry]], unit: Unit) -> list[Entry]:
     """Raises RunError: a result is NaN or infinite, which no page could show."""
-    torch.set_num_threads(unit.threads)
-    entries = work(unit)
+    with torch_threads(unit.threads):
+        entries = work(unit)
     for entry in entries:
         for key, value in entry.items():
             try:

@@ -276,8 +276,10 @@ def test_settings_that_cannot_work_are_named(command, tmp_path, settings, words)
 def test_an_audit_of_images_that_its_prior_was_trained_on_is_refused(command, tmp_path):
     """Other data settings than the prior's, and its own images are attacked: results would be recollections."""
     root = tmp_path / "prior"
-    known = [*PUBLIC, *LTI, "prior.lti.steps=1", f"run_dir={root}"]
+    known = [*PUBLIC[:2], "threads=2", *LTI, "prior.lti.steps=1", f"run_dir={root}"]
+    before = torch.get_num_threads()
     assert command("fedsim-prior", *known)[0] == 0
+    assert torch.get_num_threads() == before  # what follows in the process has the bits of its own settings
     place = root / "inversion.safetensors"
     given = ["data=digits", "model=mlp", "model.img_size=8", "model.kwargs.hidden=[16]", "attack=[lti]"]
     given += [f"attack.lti.checkpoint={place}", "simulation=inline"]
