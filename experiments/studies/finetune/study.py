@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt
 from attacks.optimization.second_order.starts import STARTS
-from experiments.studies.finetune.options import arguments
+from experiments.studies.finetune.options import PICTURES_MODELS, arguments
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Page, Study, Table, Unit
@@ -25,7 +25,7 @@ from experiments.studies.harness.victims import finished
 from experiments.studies.harness.weights import train
 from experiments.studies.second_order.references import behind_rounding, linear
 from experiments.studies.second_order.study import BUDGETS, EXACT, cell, spread
-from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims, digits
+from experiments.studies.second_order.victims import DIGITS, PRIVATE, SIDE, Victims
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined
 from fedsim.determinism import torch_generator
@@ -37,11 +37,16 @@ from fedsim.report.thresholds import GUESS_MARGIN, RECOGNISABLE
 from fedsim.result import AttackResult
 from fedsim.settings.composition import finetune_of
 
-BACKBONES = {"trained": f"trained on {DIGITS - PRIVATE} public digits", "drawn": "as drawn"}
+BACKBONES = {"trained": "trained on public images", "drawn": "as drawn"}
 DIGITS_MODEL = ModelSpec("vit_nano_patch2_8", num_classes=10)
-PICTURES_MODEL = ModelSpec("vit_tiny_patch16_224", 10, SIDE, 8, kwargs={"depth": 2})
+SPECS = {
+    "vit_tiny": ModelSpec("vit_tiny_patch16_224", 10, SIDE, 8, kwargs={"depth": 2}),
+    "vit_nano": ModelSpec("vit_nano_patch2_8", 10, SIDE, 8),
+}
 TRAINING, LR, BATCH = 300, 3e-3, 32
-"""Adam's steps of the public backbone."""
+"""Adam's steps of the public backbone, on digits."""
+OF_PICTURES = 600, 1e-3, 64
+"""The same on a folder's."""
 CLIENTS, HELD, FIRST = 8, 25, 100
 """Of the rounds before the attacked one, with the digits from `FIRST` on; those before are attacked."""
 MOST = FIRST
@@ -55,6 +60,29 @@ class Case:
 
     finetune: str
     server_round: int = 1
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights that everybody has.
+
+    Attributes:
+        pictures: a folder; None: digits, at `DIGITS_MODEL`.
+        model: of `SPECS`, for a folder's.
+    """
+
+    backbone: str
+    seed: int
+    pictures: str | None = None
+    model: str = "vit_tiny"
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Start":
+        return cls(*(settings[name] for name in ("backbone", "seed", "pictures", "model")))
+
+    @property
+    def source(self) -> Victims:
+        return _source(self.pictures)
 
 
 @dataclass(frozen=True)
@@ -87,8 +115,8 @@ def run(options: argparse.Namespace) -> None:
     """
     images = (8 if options.scale == "paper" else 3) if options.images is None else options.images
     pictures = None if options.pictures is None else str(options.pictures.resolve())
-    known = {"drawn": BACKBONES["drawn"]} if pictures else BACKBONES
-    backbones = matching_names("--backbones", known, options.backbones)
+    one_of("--model", options.model, PICTURES_MODELS)
+    backbones = matching_names("--backbones", BACKBONES, options.backbones)
     cases = matching_names("--recipes", CASES, options.recipes)
     steps, restarts = BUDGETS[options.scale]
     batches = sorted(set(options.batches))
@@ -106,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
     for start in options.starts:
         one_of("--starts", start, STARTS)
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed, "pictures": pictures}
-    settings["starts"] = list(options.starts)
+    settings |= {"starts": list(options.starts), "model": options.model}
     cells = [Cell(backbone, case, batch) for backbone in backbones for case in cases for batch in batches]
     units = [
         Unit.of(options, f"{cell.key}/{first}", {"first": first, **asdict(cell), **settings})
@@ -123,10 +151,9 @@ def work(unit: Unit) -> list[Entry]:
     An entry for each image.
     """
     settings = unit.settings
-    source = _source(settings["pictures"])
-    images, labels = source.images(range(settings["first"], settings["first"] + settings["batch"]))
-    about = settings["backbone"], CASES[settings["case"]], images, labels, settings["seed"], settings["pictures"]
-    seen, prior = observed(*about), source.public()
+    start = Start.of(settings)
+    images, labels = start.source.images(range(settings["first"], settings["first"] + settings["batch"]))
+    seen, prior = observed(start, CASES[settings["case"]], images, labels), start.source.public()
     entry: Entry = {"numbers": sum(tensor.numel() for tensor in seen.update.tensors.values())}
     if settings["first"] == 0:
         entry |= held(seen, images, labels, prior)
@@ -175,46 +202,42 @@ def _source(pictures: str | None) -> Victims:
     return Victims(None if pictures is None else Path(pictures))
 
 
-def observed(
-    backbone: str, case: Case, images: Tensor, labels: Tensor, seed: int, pictures: str | None = None
-) -> Observation:
+def observed(start: Start, case: Case, images: Tensor, labels: Tensor) -> Observation:
     """What one client would share of a batch in that round."""
-    model = at_round(backbone, case, seed, pictures)
-    seen = fedsim.observe(model, images.float(), labels, finetune=case.finetune, seed=seed)
-    source = _source(pictures)
-    return replace(seen, image_prior=source.public(), public_images=source.public_images())
+    model = at_round(start, case)
+    seen = fedsim.observe(model, images.float(), labels, finetune=case.finetune, seed=start.seed)
+    return replace(seen, image_prior=start.source.public(), public_images=start.source.public_images())
 
 
 @cache
-def at_round(backbone: str, case: Case, seed: int, pictures: str | None = None) -> nn.Module:
-    """The global model that the round begins with: FedAvg of clients with a few digits each, an epoch a round."""
-    public = copy.deepcopy(public_backbone(backbone, seed, pictures is not None))
-    model = finetune_of(case.finetune).prepare(public, architecture_seed(seed))
+def at_round(start: Start, case: Case) -> nn.Module:
+    """The global model that the round begins with: FedAvg of clients with a few images each, an epoch a round."""
+    public = copy.deepcopy(public_backbone(start))
+    model = finetune_of(case.finetune).prepare(public, architecture_seed(start.seed))
     for server_round in range(1, case.server_round):
-        about = case.finetune, server_round, seed, pictures
-        sent = [_trained(model, client, *about) for client in range(CLIENTS)]
+        sent = [_trained(model, client, start, case.finetune, server_round) for client in range(CLIENTS)]
         mean = {name: torch.stack([one[name] for one in sent]).mean(dim=0) for name in sent[0]}
         model.load_state_dict({**model.state_dict(), **mean})
     return model
 
 
-def _trained(
-    model: nn.Module, client: int, finetune: str, server_round: int, seed: int, pictures: str | None
-) -> dict[str, Tensor]:
-    own = _source(pictures).images(range(FIRST + HELD * client, FIRST + HELD * (client + 1)))
-    step: dict[str, Any] = {"share": "weights", "batch_size": 5, "lr": 0.1, "seed": seed}
+def _trained(model: nn.Module, client: int, start: Start, finetune: str, server_round: int) -> dict[str, Tensor]:
+    own = start.source.images(range(FIRST + HELD * client, FIRST + HELD * (client + 1)))
+    step: dict[str, Any] = {"share": "weights", "batch_size": 5, "lr": 0.1, "seed": start.seed}
     images, labels = own[0].float(), own[1]
     about: dict[str, Any] = {"finetune": finetune, "server_round": server_round, "client": client}
     return dict(fedsim.observe(model, images, labels, **step, **about).update.tensors)
 
 
 @cache
-def public_backbone(backbone: str, seed: int, pictures: bool = False) -> nn.Module:
-    """The weights that everybody has."""
-    model = Architecture(PICTURES_MODEL if pictures else DIGITS_MODEL, (), 0).build()
-    if backbone == "trained":
-        images, labels = digits(range(PRIVATE, DIGITS))
-        train(model, (images.float() - 0.5) / 0.5, labels, TRAINING, BATCH, LR, torch_generator(seed, "public"))
+def public_backbone(start: Start) -> nn.Module:
+    """The model with those weights."""
+    model = Architecture(DIGITS_MODEL if start.pictures is None else SPECS[start.model], (), 0).build()
+    if start.backbone == "trained":
+        images, labels = start.source.of_nobody()
+        steps, lr, batch = (TRAINING, LR, BATCH) if start.pictures is None else OF_PICTURES
+        inputs = (images.float() - 0.5) / 0.5
+        train(model, inputs, labels, steps, batch, lr, torch_generator(start.seed, "public"))
     return model
 
 
@@ -239,7 +262,8 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
     names = ["backbone", "recipe", "batch", "numbers", "rank", "unknowns", "floor", "median", "guess", "public"]
     names += ["rounding", "least", "most", "recognisable", "exact", "certified", "done"]
     pictures = settings["pictures"] is not None
-    noun, model = ("pictures of 32 pixels", "ViT-Ti/8 of two blocks") if pictures else ("digits", "`vit_nano`")
+    noun = "pictures of 32 pixels" if pictures else "digits"
+    model = PICTURES_MODELS[settings["model"]] if pictures else "`vit_nano`"
     introduction = (
         f"`gauss_newton` on the gradient of a batch of {noun} at {model}, {images} a cell or the next whole number of "
         f"batches, {settings['steps']} steps of each start ({', '.join(settings['starts'])}). Floors are what this "
@@ -252,7 +276,8 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
     )
     whose = "half of the folder's pictures" if pictures else f"{DIGITS - PRIVATE} digits"
     differs = [
-        f"The guess is the mean of {whose} that are nobody's; so is the prior of the attack.",
+        f"The guess is the mean of {whose} that are nobody's; so is the prior of the attack. A trained backbone has "
+        f"learned them in {OF_PICTURES[0] if pictures else TRAINING} steps of Adam.",
         f"Before round r the model has seen r - 1 rounds of FedAvg: {CLIENTS} clients, {HELD} images each, an epoch of "
         "SGD at 0.1 in batches of 5. The attacked ones are none of them. Labels are read off the update.",
     ]

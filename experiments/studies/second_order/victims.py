@@ -76,6 +76,13 @@ class Victims:
         held = _folder(self.pictures).train
         return held.images(list(chosen)).double(), held.labels[list(chosen)]
 
+    def of_nobody(self) -> tuple[Tensor, Tensor]:
+        """All that are public, as `images` has them."""
+        if self.pictures is None:
+            return digits(range(PRIVATE, DIGITS))
+        held = _folder(self.pictures).auxiliary
+        return held.images(range(len(held))).double(), held.labels[:]
+
     def public(self) -> PublicPrior:
         """The moments of images that are nobody's."""
         found = public() if self.pictures is None else public_prior(_folder(self.pictures).auxiliary)

@@ -3,11 +3,13 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from experiments.studies.finetune import study
 from experiments.studies.second_order import victims
 
 LATER = study.Case("lora", 3)
+DRAWN = study.Start("drawn", 0)
 ONE_START = ["--starts", "mean"]
 """Of a folder's picture all are tried."""
 
@@ -50,9 +52,10 @@ def test_a_row_for_each_size_of_batch_with_an_entry_for_each_image(call, tmp_pat
 def test_a_picture_of_a_folder_is_exact_from_everything_and_stands_beside_its_reference(
     call, tmp_path, pictures, monkeypatch
 ):
-    monkeypatch.setattr(study, "PICTURES_MODEL", study.DIGITS_MODEL)
+    monkeypatch.setitem(study.SPECS, "vit_nano", study.DIGITS_MODEL)
     monkeypatch.setattr(victims, "SIDE", 8)
-    code, out, err = call("--pictures", str(pictures), "--recipes", "full", "head", "--images", "1")
+    drawn = ["--model", "vit_nano", "--backbones", "drawn", "--recipes", "full", "head"]
+    code, out, err = call("--pictures", str(pictures), *drawn, "--images", "1")
     assert code == 0, err
     with (tmp_path / "finetune.csv").open(newline="", encoding="utf-8") as file:
         full, head = csv.DictReader(file)
@@ -65,12 +68,25 @@ def test_a_picture_of_a_folder_is_exact_from_everything_and_stands_beside_its_re
 
 
 def test_nothing_stands_beside_an_update_too_large_for_its_derivative(monkeypatch):
-    images, labels = study.digits([0])
-    seen = study.observed("drawn", study.Case("bias"), images, labels, 0)
+    images, labels = victims.digits([0])
+    seen = study.observed(DRAWN, study.Case("bias"), images, labels)
     monkeypatch.setattr(study, "WHOLE", 1930 * 192 - 1)
     assert study.held(seen, images, labels, seen.image_prior) == {"rank": None, "unknowns": 192}
     monkeypatch.setattr(study, "WHOLE", 1930 * 192)
     assert study.held(seen, images, labels, seen.image_prior)["rank"] == 192
+
+
+def test_a_trained_backbone_has_learned_the_pictures_that_no_client_holds(pictures, monkeypatch):
+    monkeypatch.setattr(study, "OF_PICTURES", (20, 1e-3, 4))
+    monkeypatch.setattr(victims, "SIDE", 8)
+    monkeypatch.setitem(study.SPECS, "vit_nano", study.DIGITS_MODEL)
+    starts = [study.Start(backbone, 0, str(pictures), "vit_nano") for backbone in ("drawn", "trained")]
+    images, labels = starts[0].source.of_nobody()
+    assert len(images) == len(labels) > 0
+    drawn, trained = (study.public_backbone(start).eval() for start in starts)
+    study.public_backbone.cache_clear()
+    inputs = (images.float() - 0.5) / 0.5
+    assert F.cross_entropy(trained(inputs), labels) < F.cross_entropy(drawn(inputs), labels)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +117,8 @@ def test_images_short_of_60_db_count_as_recognisable_where_they_show_more_than_t
     ("arguments", "said"),
     [
         (["--recipes", "qlora"], "--recipes=qlora"),
-        (["--pictures", ".", "--backbones", "trained"], "--backbones=trained: must be globs on drawn"),
+        (["--backbones", "train"], "--backbones=train: must be globs on trained, drawn"),
+        (["--model", "vit_small"], "--model=vit_small: must be one of vit_tiny, vit_nano"),
         (["--images", "101"], "--images"),
         (["--starts", "here"], "--starts=here"),
         (["--batches", "0"], "--batches=0: must be 1 to 100"),
@@ -140,13 +157,13 @@ def test_an_attack_that_fails_is_tried_again(call, tmp_path):
 def test_rounds_before_the_attacked_one_move_the_factors_alone(monkeypatch):
     monkeypatch.setattr(study, "HELD", 5)
     study.at_round.cache_clear()
-    first, later = (study.at_round("drawn", case, 0).state_dict() for case in (study.CASES["lora round 1"], LATER))
+    first, later = (study.at_round(DRAWN, case).state_dict() for case in (study.CASES["lora round 1"], LATER))
     study.at_round.cache_clear()
     moved = {name for name, tensor in later.items() if not torch.equal(tensor, first[name])}
     assert moved == {name for name in first if "lora" in name or name.startswith("head.")}
-    base = study.public_backbone("drawn", 0).state_dict()
+    base = study.public_backbone(DRAWN).state_dict()
     assert all(torch.equal(tensor, first[name]) for name, tensor in base.items())
-    images, labels = study.digits([0])
-    growing = [study.observed("drawn", case, images, labels, 0).update.tensors for case in (study.Case("lora"), LATER)]
+    images, labels = victims.digits([0])
+    growing = [study.observed(DRAWN, case, images, labels).update.tensors for case in (study.Case("lora"), LATER)]
     study.at_round.cache_clear()
     assert [bool(one["blocks.0.attn.qkv.lora_A"].any()) for one in growing] == [False, True]
