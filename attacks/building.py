@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attacks.base import Attack
@@ -12,7 +13,6 @@ from fedsim.observation import Observation
 from fedsim.settings.components import TARGET, build_component
 from fedsim.settings.knowledge import read_knowledge, without_knowledge
 from fedsim.settings.options import option
-from fedsim.update import State
 
 CERTIFY, THEN = "certify", "then"
 """Settings of every attack, which no constructor takes."""
@@ -100,26 +100,53 @@ def check_classes(name: str, attack: Attack, class_names: Sequence[str]) -> None
 
 def handed_to(attack: object, observations: Sequence[Observation]) -> list[Observation]:
     """The observations as this attack may have them: tensors of its own, unless it is one of this package's."""
-    if type(attack).__module__.partition(".")[0] == __package__:
+    if _ours(attack):
         return list(observations)
     copies: dict[int, Tensor] = {}  # a model that several rounds or victims share is copied once
 
-    def own(tensors: State) -> State:
-        copies.update({id(t): t.detach().clone() for t in tensors.values() if id(t) not in copies})
-        return {name: copies[id(tensor)] for name, tensor in tensors.items()}
+    def own(tensors: Mapping[str, Any]) -> dict[str, Any]:
+        copies.update({id(t): t.detach().clone() for t in _tensors(tensors) if id(t) not in copies})
+        return {name: copies.get(id(one), one) for name, one in tensors.items()}
 
     return [
         replace(
             one,
             global_state=own(one.global_state),
             update=replace(one.update, tensors=own(one.update.tensors), buffers=own(one.update.buffers)),
+            image_prior=None if one.image_prior is None else replace(one.image_prior, **own(vars(one.image_prior))),
+            **own({"auxiliary_probs": one.auxiliary_probs}),
         )
         for one in observations
     ]
 
 
+def _ours(attack: object) -> bool:
+    return type(attack).__module__.partition(".")[0] == __package__
+
+
+def _tensors(named: Mapping[str, Any]) -> list[Tensor]:
+    return [one for one in named.values() if isinstance(one, Tensor)]
+
+
 def versions(observation: Observation) -> int:
     """torch counts the writes to each tensor: equal before and after means untouched."""
-    update = observation.update
+    update, public = observation.update, observation.public_images
     tensors = [*observation.global_state.values(), *update.tensors.values(), *update.buffers.values()]
+    tensors += _tensors({"probs": observation.auxiliary_probs} | ({} if public is None else public.tensors()))
+    tensors += [] if observation.image_prior is None else _tensors(vars(observation.image_prior))
     return sum(tensor._version for tensor in tensors)
+
+
+def written(attack: object, observations: Sequence[Observation], before: Sequence[int]) -> bool:
+    """Whether it wrote into what `handed_to` gave it since `versions` counted, or into the gradient that this keeps."""
+    if [versions(one) for one in observations] != list(before):
+        return True
+    return not _ours(attack) and any(map(_gradient_written, observations))
+
+
+def _gradient_written(observation: Observation) -> bool:
+    if "gradient" not in vars(observation):
+        return False
+    again = replace(observation).gradient
+    kept = observation.gradient.items()
+    return any(not torch.equal(one.nan_to_num(), again[name].nan_to_num()) for name, one in kept)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attacks.analytic.linear.certificate import MAX_RESIDUAL
 from attacks.base import Attack, NotApplicable, Reconstruction, finished
-from attacks.building import WROTE, build_attack, handed_to, versions
+from attacks.building import WROTE, build_attack, handed_to, versions, written
 from attacks.session import FolderSession, fingerprint
 from attacks.toward_mean import drawn_to_mean
 from fedsim.determinism import torch_generator
@@ -126,7 +126,7 @@ def _one(observation: Observation | History, name: str, make: Make, seed: int, d
         before = [versions(one) for one in own]
         handed = History(own) if isinstance(observation, History) else own[0]
         result = _within_memory(attack, handed, name, seed, device)
-        if [versions(one) for one in own] != before:
+        if written(attack, own, before):
             raise RuntimeError(WROTE)
     except NotApplicable as refusal:
         return ended(observation, name, attack, "refused", str(refusal), time.perf_counter() - start)
@@ -312,7 +312,7 @@ def _of_group(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - start) / len(observations)
-    if [versions(one) for one in observations] != before:
+    if written(attack, observations, before):
         return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
     made = []
     for index, (observation, result, rng) in enumerate(zip(observations, results, rngs, strict=True)):

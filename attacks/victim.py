@@ -70,7 +70,8 @@ def make_victim(
 
     Dropout is left out, since nobody but the client knows its masks, and so is the noise of a defense's modules, which
     have a method `without_noise` for it. BatchNorm in training mode keeps no running
-    statistics, which have no part in the gradient. A mask of positions, where it shows, is in its place.
+    statistics, which have no part in the gradient. A mask of positions, where it shows, is in its place. What the
+    client trains for itself alone is as it was drawn, by a public seed; later rounds have moved it.
 
     Args:
         shared: names what was shared.
@@ -79,7 +80,9 @@ def make_victim(
     Raises:
         NotApplicable: nothing that the model trains was shared.
     """
-    model = observation.build_model().to(device)
+    model = observation.build_model()
+    observation.finetune.personalise(model, observation.architecture.seed)
+    model = model.to(device)
     set_fused_attention(model, fused_attention)
     leave_out_drops(model)
     leave_out_noise(model)

@@ -328,7 +328,7 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         runtime.load(state, _kept(context, OWN))
         images = runtime.data.client(partition_id)
         server_round = int(instructions.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
-        runtime.defenses.begin(ClientRound(server_round, len(images), _kept(context, MEMORY), runtime.model))
+        runtime.defenses.begin(ClientRound(server_round, len(images), _kept(context, MEMORY), runtime.model, images))
         scores = evaluate(runtime.model, images, runtime.normaliser)
         record: dict[str, Any] = {NUM_EXAMPLES: len(images), "loss": scores.loss, "accuracy": scores.accuracy}
         return Message(RecordDict({METRICS: MetricRecord(record)}), reply_to=message)

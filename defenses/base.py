@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -73,9 +73,10 @@ class ClientRound:
         num_examples: pictures that the client holds.
         memory: what this defense kept on this client from its earlier rounds; write to it what it should keep.
         model: holds the global state; a defense may write into it what the client has of its own.
-        pictures: the client's, before any defense.
+        pictures: the client's, before any defense; None where an update is computed once more, or public images are
+            transformed.
         observe: what the server would know of an update of this turn, from `transform_update` on: for a defense that
-            looks through its eyes.
+            looks through its eyes; None where nothing is shared.
     """
 
     server_round: int
@@ -91,7 +92,12 @@ class Defense:
 
     The server knows the class and its settings (Kerckhoffs), never the state of `rng`. One object serves all clients
     of a worker in turn: what belongs to a client lives in `ClientRound.memory`.
+
+    Attributes:
+        judges_updates: by an update it decides what is shared, and so by the size of the batch.
     """
+
+    judges_updates: ClassVar[bool] = False
 
     @property
     def repeatable(self) -> bool:
@@ -114,7 +120,7 @@ class Defense:
         """
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Change the model before anybody trains it; the server does the same."""
+        """Change the model before anybody trains it; the server does the same, with the same draws of torch's."""
         return model
 
     def begin(self, turn: ClientRound) -> None:

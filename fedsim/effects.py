@@ -22,6 +22,12 @@ class Effect:
 
     KEEPS: ClassVar[tuple[Part, ...]] = ()
 
+    def __post_init__(self) -> None:
+        """Numbers of torch's and NumPy's become Python's, which a record can hold."""
+        for name, value in vars(self).items():
+            if callable(number := getattr(value, "item", None)):
+                object.__setattr__(self, name, number())
+
     def keeps(self, part: Part) -> bool:
         """Whether that stays as it was."""
         return part in self.KEEPS

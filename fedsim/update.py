@@ -85,25 +85,14 @@ class LocalProtocol:
     def gradient_scale(self) -> float:
         """The factor s in `delta = -s·(gradient + weight_decay·weights)` for constant gradients.
 
-        For SGD the momentum buffer at step t is b_t = μ·b_{t-1} + (1 - dampening)·g, b_1 = g, and the
-        step is lr_t·b_t (or lr_t·(g + μ·b_t) with Nesterov), so s sums the factors of g. One step
-        without momentum gives s = lr, exactly.
+        The sum of `step_factors`. One step without momentum gives s = lr, exactly.
 
         Raises:
             NotApplicable: the optimiser is adaptive, its step is no multiple of the gradient.
         """
         if self.optimizer != "sgd":
             raise NotApplicable(f"a weight delta of {self.optimizer} is not a multiple of the gradient (only SGD's is)")
-        scale, buffer = 0.0, 0.0
-        for step, lr in enumerate(self.lrs):
-            buffer = 1.0 if step == 0 else self.momentum * buffer + (1.0 - self.dampening)
-            if self.momentum == 0.0:
-                factor = 1.0
-            elif self.nesterov:
-                factor = 1.0 + self.momentum * buffer
-            else:
-                factor = buffer
-            scale += lr * factor
+        scale = sum(self.step_factors())
         if scale <= 0.0:
             raise NotApplicable("the learning rate was zero in every local step: the delta holds nothing")
         return scale
@@ -111,8 +100,9 @@ class LocalProtocol:
     def step_factors(self) -> tuple[float, ...]:
         """What each local step's gradient is multiplied by in -delta, without weight decay.
 
-        With the proximal term, which pulls back what earlier steps moved. Their sum is `gradient_scale` where there is
-        none. Negative ones, as a dampening above 1 gives, turn signs.
+        For SGD the momentum buffer at step t is b_t = μ·b_{t-1} + (1 - dampening)·g, b_1 = g, and the step is lr_t·b_t
+        (or lr_t·(g + μ·b_t) with Nesterov); in g is the proximal term, which pulls back what earlier steps moved.
+        Negative factors, as a dampening above 1 gives, turn signs.
 
         Raises:
             NotApplicable: the optimiser is adaptive.

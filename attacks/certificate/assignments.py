@@ -32,7 +32,7 @@ def assignments(observation: Observation, result: Reconstruction) -> Iterator[In
         return
     if count > observation.num_classes - 1:
         return
-    found = _certified_labels(observation)
+    found = certified_labels(observation)
     if found is not None and len(found) == count:
         yield from map(torch.tensor, islice(_orders(found.tolist()), MAX_ORDERS))
 
@@ -45,7 +45,8 @@ def _of_one(observation: Observation, known: Tensor | None) -> Iterator[Int[Tens
         yield from torch.arange(observation.num_classes).split(1)
 
 
-def _certified_labels(observation: Observation) -> Tensor | None:
+def certified_labels(observation: Observation) -> Int[Tensor, " batch"] | None:
+    """Those that the head's equations allow alone; None where they allow several, or say nothing."""
     try:
         found = features_of(observation, torch.device("cpu"), torch.Generator().manual_seed(0))
     except NotApplicable:

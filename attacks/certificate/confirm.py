@@ -66,6 +66,20 @@ def confirmed(observation: Observation, result: Reconstruction, bound: BoundOf) 
     return replace(result, certificate=Certificate("certified", f"{claim.reason}; {reason}", values))
 
 
+def labels_confirmed(observation: Observation, result: Reconstruction) -> Reconstruction:
+    """Labels alone, by a rule of one's own, with a certificate where the head's equations allow no others."""
+    from attacks.certificate.assignments import certified_labels  # as in `_again`
+
+    if result.certificate.status != "certified":
+        return result
+    known = certified_labels(observation)
+    if known is None or result.labels is None:
+        return uncertified(result, "nothing confirms labels of a rule of one's own where the head allows several")
+    if known.sort().values.tolist() != result.labels.cpu().sort().values.tolist():
+        return uncertified(result, "the head's equations allow other labels alone")
+    return result
+
+
 def left_over(observation: Observation, images: Tensor, off: float) -> float:
     """dB that what is left of the update leaves of the worst image: nothing where nothing is.
 

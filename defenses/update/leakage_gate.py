@@ -71,6 +71,8 @@ class LeakageGate(Defense):
         device: of the attack; `auto` takes CUDA where the worker has it.
     """
 
+    judges_updates = True
+
     def __init__(
         self,
         attack: Any,

@@ -2,7 +2,7 @@
 
 python -m experiments.benchmarks.defense_step                             mjp and dp_sgd on ViT-Ti/4 at 32 px
 python -m experiments.benchmarks.defense_step --model deit_small --defense mjp --batch 1 8
-python -m experiments.benchmarks.defense_step --defense dp_sgd defense.dp_sgd.chunk=1
+python -m experiments.benchmarks.defense_step --defense dp_sgd --pairs 60 defense.dp_sgd.chunk=1
 
 A step is the gradient of one batch as a client takes it and the optimiser's step; images are noise, whose values cost
 nothing. Further words are settings of fedsim-audit. Which step of a pair goes first alternates, so that neither gets

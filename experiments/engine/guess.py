@@ -1,12 +1,13 @@
 """What one reaches without any gradient."""
 
+import copy
 from collections.abc import Callable, Collection
 from logging import getLogger
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from defenses.base import Batch, DefenseChain
+from defenses.base import Batch, ClientRound, DefenseChain
 from fedsim.bounds.public_prior import MOST_IMAGES, PublicPrior
 from fedsim.data import ImageSet
 from fedsim.data.copies import contents
@@ -52,17 +53,22 @@ def public_prior(held: ImageSet, seen: Callable[[Tensor], Tensor] | None = None)
 
 
 def seen_through(
-    defenses: DefenseChain, normaliser: Normaliser, batch_size: int, rng: torch.Generator
+    defenses: DefenseChain, model: nn.Module, batch_size: int, rng: torch.Generator
 ) -> Callable[[Tensor], Tensor] | None:
     """What a client's model sees of images, by draws of the server's own; None where defenses leave them as they are.
 
     None too where they mask positions: an attack then finds an order of patches of its own.
     """
-    kinds = {type(effect) for effect in defenses.effects()}
-    if not kinds & {TransformsImages, MixesImages} or kinds & {MasksPositions, Unpublished}:
+    changed, unknown = (
+        any(isinstance(effect, kinds) for effect in defenses.effects())
+        for kinds in ((TransformsImages, MixesImages), (MasksPositions, Unpublished))
+    )
+    if not changed or unknown:
         return None
+    normaliser = Normaliser(model)
 
     def seen(images: Tensor) -> Tensor:
+        defenses.begin(ClientRound(0, len(images), model=copy.deepcopy(model)))  # as a client of its own
         parts = []
         for batch in normaliser(images).split(batch_size):
             labels = torch.randint(2, (len(batch),), generator=rng)

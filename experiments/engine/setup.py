@@ -150,8 +150,13 @@ class Setup:
         if not self.wants_auxiliary:
             return None, None
         rng = torch_generator(self.config.seed, "public")
-        seen = seen_through(self.defenses, self.normaliser, self.config.client.batch_size, rng)
+        seen = seen_through(self.defenses, self.model, self.config.client.batch_size, rng)
         return public_prior(self.held, seen), public_images(self.held)
+
+    def recorded(self, folder: Path) -> Observation:
+        """An observation of the same settings from disk, of the model and the defenses at hand."""
+        seen = load_observation(folder, lambda _: tuple(self.defenses.wrappers), replay)
+        return replace(seen, architecture=self.architecture)
 
     def runtime(self) -> ClientRuntime:
         """What a client's worker keeps."""

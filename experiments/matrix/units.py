@@ -14,7 +14,6 @@ import torch
 import yaml
 from torch import Tensor
 
-from defenses.update.leakage_gate import LeakageGate
 from experiments.audit.command import audit_prepared, run_audit
 from experiments.audit.images import choose_images, divide
 from experiments.cli import call as cli
@@ -244,7 +243,7 @@ def _audit(unit: MatrixRun) -> None:
         setup = prepare(config)
         updates = divide(choose_images(setup), config["audit"]["batch_size"], setup.sums)
         _write(folder / BASELINE, guess(setup))
-        judged = any(isinstance(defense, LeakageGate) for defense in setup.defenses.defenses.values())
+        judged = any(defense.judges_updates for defense in setup.defenses.wrappers)
         asked = {"settings": unit.settings, "gpus": _has_gpus(unit), "attacks": {}}
         asked |= {"updates": len(updates), "judged": judged}
     content = {**asked.get("content", {}), **unit.content}  # attacks of earlier calls have files of their own

@@ -38,7 +38,6 @@ from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import (
     Setup,
     engine,
-    load_recorded,
     make_scheduler,
     make_writer,
     prepare,
@@ -46,7 +45,6 @@ from experiments.engine.setup import (
 from experiments.flower.grid import NumberedGrid
 from experiments.run.resumed import check_resume
 from experiments.run.resuming import check_room, finished, go_back
-from fedsim.observation import Observation
 from fedsim.report.wording import count, percent
 from fedsim.settings.commands import RunConfig
 from fedsim.settings.schema import parse, plain
@@ -119,9 +117,7 @@ def run_federated(
             open_folder(config, root)
         keep_content(folder, federated_content(setup), "resume" if resumed else "run_dir")
         check_room(folder, setup.model, config.resume_every_seconds)
-        pending = PendingObservations(
-            folder.resume_points / "pending", folder.observations, partial(_unfinished, setup)
-        )
+        pending = PendingObservations(folder.resume_points / "pending", folder.observations, setup.recorded)
         point = go_back(folder, pending, config.resume_every_seconds) if resumed else None
         start -= 0.0 if point is None else point.seconds
         trackers = Trackers(config.tracker, root)
@@ -166,10 +162,6 @@ def _observable(config: RunConfig, setup: Setup) -> list[int]:
 def _commonest_class(labels: Int[Tensor, "images"]) -> float | None:
     """The accuracy of who always names it."""
     return float(labels.bincount().max()) / len(labels) if len(labels) else None
-
-
-def _unfinished(setup: Setup, folder: Path) -> Observation:
-    return replace(load_recorded(folder), architecture=setup.architecture)
 
 
 def make_grid(setup: Setup) -> SimulatedGrid:

@@ -237,8 +237,9 @@ class Architecture:
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         model = self.finetune.prepare(model, self.seed)
-        for wrapper in self.wrappers:
-            model = wrapper.wrap_model(model)
+        for place, wrapper in enumerate(self.wrappers):
+            with seeded_globals(self.seed, "wrap_model", place):  # every process draws the same
+                model = wrapper.wrap_model(model)
         _refuse_complex(model)
         for module in model.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):

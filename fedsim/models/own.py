@@ -71,6 +71,9 @@ def own_architecture(
     about: dict[str, Any] = {**known, **values, "input_size": shape}
     module.pretrained_cfg = about  # type: ignore[assignment]
     classes, classifier = _outputs(module, shape)
+    if classes < 2:
+        expected = "one of 2 outputs at least: over one class no loss has a gradient"
+        raise ConfigError("model", type(model).__name__, expected)
     if classifier is not None:
         about["classifier"] = classifier
     if roles is not None:

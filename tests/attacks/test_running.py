@@ -11,6 +11,7 @@ from torch import nn
 import fedsim
 from attacks import running
 from attacks.base import Attack, Certificate, Frame, NotApplicable, Reconstruction
+from attacks.building import WROTE
 
 CPU = torch.device("cpu")
 
@@ -68,6 +69,31 @@ def test_what_an_attack_measured_is_a_number_or_fails_it(victims, monkeypatch, v
         if status == "done":
             assert (row["trace"], row["certificate"]["values"]) == ([{"loss": 2.0}], {"loss": 2.0})
             assert result.frames[0].step == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("where", ["gradient", "image_prior", "auxiliary_probs", "public_images"])
+def test_what_an_attack_writes_into_what_it_was_given_fails_it(victims, monkeypatch, where, count):
+    """The gradient is computed when it is first asked for, and kept."""
+    probs = torch.full((5,), 0.2)
+    seen = [replace(one.with_public_images(torch.rand(4, 3, 4, 4)), auxiliary_probs=probs) for one in victims[:count]]
+
+    def write(self, observation, rng, device):
+        tensor = {
+            "gradient": observation.gradient["1.weight"],
+            "image_prior": observation.image_prior.mean,
+            "auxiliary_probs": observation.auxiliary_probs,
+            "public_images": observation.public_images.pixels,
+        }[where]
+        tensor.mul_(2)
+        return Reconstruction(images=torch.full((1, *observation.image_shape), 0.5))
+
+    before = [one.image_prior.mean.clone() for one in seen]
+    monkeypatch.setattr(Gray, "run", write)
+    for result in fedsim.attack(Gray(), seen):
+        assert (result.status, WROTE in result.reason) == ("failed", True)
+    assert all(torch.equal(one.image_prior.mean, mean) for one, mean in zip(seen, before, strict=True))
+    assert torch.equal(probs, torch.full((5,), 0.2))
 
 
 def completion(monkeypatch, error, only=None):

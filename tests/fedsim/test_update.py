@@ -111,7 +111,13 @@ def test_step_factors_are_those_of_torch_sgd(settings, proximal_mu):
             parameter.grad = proximal_mu * parameter.detach() + float(step == one)
             optimizer.step()
         assert factors[one] == pytest.approx(-parameter.item())
-    if not proximal_mu:
-        assert sum(factors) == pytest.approx(LocalProtocol(1, 3, "sgd", lrs, **settings).gradient_scale())
+    parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)  # under one gradient in all steps
+    optimizer = torch.optim.SGD([parameter], lr=0.1, **settings)
+    for lr in lrs:
+        optimizer.param_groups[0]["lr"] = lr
+        parameter.grad = proximal_mu * parameter.detach() + 1.0
+        optimizer.step()
+    scale = LocalProtocol(1, 3, "sgd", lrs, proximal_mu=proximal_mu, **settings).gradient_scale()
+    assert scale == pytest.approx(-parameter.item())
     with pytest.raises(NotApplicable, match="local steps of adam"):
         LocalProtocol(1, 3, "adam", lrs).step_factors()

@@ -3,7 +3,7 @@
 python -m experiments.benchmarks.training                           digits on vit_nano, 40 clients, batches of 16
 python -m experiments.benchmarks.training --model vit_tiny_4_32 --clients 4 --passes 5 client.local_steps=2
 python -m experiments.benchmarks.training --engines fedsim --also client.compile=true client.precision=bfloat16
-python -m experiments.benchmarks.training --engines fedsim 'defense=[mjp]' client.local_epochs=2
+python -m experiments.benchmarks.training --engines fedsim --passes 15 'defense=[mjp]' client.local_epochs=2
 
 All train the same clients from the same weights on the same batches, each process with one torch thread; a pass is one
 round of all clients, and who goes first changes from one to the next. Figures are ratios to the bare loop's pass beside

@@ -78,7 +78,8 @@ class Start:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Start":
-        return cls(*(settings[name] for name in ("backbone", "seed", "pictures", "model")))
+        model = settings.get("model", "vit_tiny")
+        return cls(settings["backbone"], settings["seed"], settings["pictures"], model)
 
     @property
     def source(self) -> Victims:
@@ -116,6 +117,8 @@ def run(options: argparse.Namespace) -> None:
     images = (8 if options.scale == "paper" else 3) if options.images is None else options.images
     pictures = None if options.pictures is None else str(options.pictures.resolve())
     one_of("--model", options.model, PICTURES_MODELS)
+    if pictures is None and options.model != "vit_tiny":
+        raise ConfigError("--model", options.model, "left out without --pictures: digits have `vit_nano`")
     backbones = matching_names("--backbones", BACKBONES, options.backbones)
     cases = matching_names("--recipes", CASES, options.recipes)
     steps, restarts = BUDGETS[options.scale]
@@ -134,7 +137,9 @@ def run(options: argparse.Namespace) -> None:
     for start in options.starts:
         one_of("--starts", start, STARTS)
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed, "pictures": pictures}
-    settings |= {"starts": list(options.starts), "model": options.model}
+    settings["starts"] = list(options.starts)
+    if pictures:
+        settings["model"] = options.model
     cells = [Cell(backbone, case, batch) for backbone in backbones for case in cases for batch in batches]
     units = [
         Unit.of(options, f"{cell.key}/{first}", {"first": first, **asdict(cell), **settings})

@@ -2,7 +2,7 @@
 
 python -m experiments.studies.realism --out DIR
 python -m experiments.studies.realism --out DIR --pictures DIR --images 3
-python -m experiments.studies.realism --out DIR --rungs 'trained*' 'alone: batch*'
+python -m experiments.studies.realism --out DIR --rungs '*trained*' 'alone: batch*'
 
 Digits at `vit_nano`, or with --pictures a folder of class folders, at 32 pixels. For each rung: what closed forms, a
 second-order and a first-order search and label rules reach, the guesses without any gradient, and the reference where

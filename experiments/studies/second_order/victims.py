@@ -20,6 +20,7 @@ from fedsim.models import Architecture, ModelSpec, Normaliser
 from fedsim.observation import Observation
 from fedsim.public_images import PublicImages
 
+CLASSES = 10
 SHAPE = (3, 8, 8)
 SIDE = 32
 LARGE = (3, SIDE, SIDE)
@@ -114,13 +115,17 @@ def _public_digits() -> PublicImages:
 
 @cache
 def _folder(pictures: Path) -> FederatedData:
-    return FederatedData(ImageFolder(pictures, auxiliary_fraction=0.5, verify=False), None, SIDE)
+    """Raises ConfigError: the folder has more classes than the models have outputs."""
+    found = FederatedData(ImageFolder(pictures, auxiliary_fraction=0.5, verify=False), None, SIDE)
+    if found.num_classes > CLASSES:
+        raise ConfigError("--pictures", pictures, f"a folder of at most {CLASSES} classes, not {found.num_classes}")
+    return found
 
 
 @cache
 def trained() -> Mapping[str, Tensor]:
     """The state of `built` after training on the digits that are nobody's."""
-    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=CLASSES), (), 0).build(keep=True)
     images, labels = digits(range(PRIVATE, DIGITS))
     inputs, rng = Normaliser(vit)(images.float()), torch.Generator().manual_seed(0)
     train(vit, inputs, labels, TRAINING_STEPS, batch=64, lr=1e-3, rng=rng)
@@ -138,10 +143,10 @@ def observed(
 ) -> Observation:
     """What one client would share."""
     tiny = model in FOLDER_MODELS
-    spec = ModelSpec("vit_nano_patch2_8", num_classes=10)
+    spec = ModelSpec("vit_nano_patch2_8", num_classes=CLASSES)
     if tiny:
         patch, dtype = int(model.split("_")[2]), "float32" if model.endswith("float32") else "float64"
-        spec = ModelSpec("vit_tiny_patch16_224", 10, SIDE, patch, dtype=dtype, kwargs={"depth": 2})
+        spec = ModelSpec("vit_tiny_patch16_224", CLASSES, SIDE, patch, dtype=dtype, kwargs={"depth": 2})
     vit = Architecture(spec, (), 0).build(keep=True)
     if model == "stock":
         torch.manual_seed(0)

@@ -37,6 +37,10 @@ class Baseline:
     capped: bool = False
 
 
+OWN = "attacks"
+"""The package of fedsim's attacks."""
+
+
 def needs_no_gradient(run: RecordedRun, attack: str) -> bool:
     """Whether the attack is a baseline, by its class or its settings: it never reads what was shared.
 
@@ -44,9 +48,11 @@ def needs_no_gradient(run: RecordedRun, attack: str) -> bool:
     """
     if any(record.baseline for record in run.attacks if record.attack == attack):
         return True
-    settings = run.settings_of(attack)  # folders of earlier versions do not say
-    target = str(settings.get("_target_") or "").rsplit(".", 1)[-1]
-    return settings.get("target") == "random" or settings.get("output") == "mean" or target == "GeneratorSamples"
+    settings = run.settings_of(attack)  # folders of earlier versions do not say, nor those without a line of it
+    target = str(settings.get("_target_") or OWN).split(".")
+    if target[0] != OWN:
+        return False  # in a plug-in the same words may mean something else
+    return settings.get("target") == "random" or settings.get("output") == "mean" or target[-1] == "GeneratorSamples"
 
 
 def baselines(run: RecordedRun) -> frozenset[str]:

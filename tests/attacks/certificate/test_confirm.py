@@ -44,6 +44,28 @@ class Answer(Attack):
         return None if self.psnr is None else PsnrBound(self.psnr, "its word")
 
 
+class Named(Attack):
+    """Gives labels alone, and calls them certified."""
+
+    recovers = "labels"
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def run(self, observation, rng, device):
+        return Reconstruction(labels=self.labels, certificate=Certificate("certified", "says so"))
+
+
+def test_labels_of_a_rule_of_ones_own_are_certified_where_the_head_allows_no_others(plain):
+    observation, truth = plain
+    assert run(Named(truth.labels), observation).certificate.certified
+    wrong = run(Named((truth.labels + 1) % 10), observation).certificate
+    assert (wrong.status, wrong.reason) == ("uncertified", "the head's equations allow other labels alone")
+    assert run(Named(None), observation).certificate.status == "uncertified"
+    hidden, truth = observe_client(*VIT, "defense=[withhold]", "defense.withhold.patterns=['head.*']")
+    assert run(Named(truth.labels), hidden).certificate.status == "uncertified"
+
+
 @pytest.fixture(scope="module")
 def plain():
     return observe_client(*VIT)

@@ -2,17 +2,21 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fedsim
 from attacks.base import Attack, Needs, NotApplicable
-from experiments.engine.guess import not_attacked, public_mean
+from defenses.base import Defense, DefenseChain
+from experiments.engine.guess import not_attacked, public_mean, seen_through
 from experiments.engine.setup import prepare
 from fedsim.data.copies import contents
+from fedsim.effects import TransformsImages
 from fedsim.errors import ConfigError, require
 from fedsim.ground_truth import GroundTruth
+from fedsim.models import ModelSpec
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
@@ -174,6 +178,30 @@ def test_what_defenses_make_of_images_is_measured_on_public_ones():
     assert float(hidden.own_share) < 0.1
     assert torch.equal(seen_by_model("defense=[mjp_jp]", "defense.mjp_jp.ratio=0.3").own_share, jigsaw.own_share)
     assert torch.equal(jigsaw.mean, plain.mean)
+
+
+class Keyed(Defense):
+    """Images less what it drew as the client's turn began."""
+
+    def effects(self):
+        return (Dimmed(),)
+
+    def begin(self, turn):
+        self.key = turn.memory.setdefault("key", torch.tensor(float(turn.model is not None) / 2))
+
+    def transform_batch(self, batch, rng):
+        return replace(batch, images=batch.images * self.key)
+
+
+class Dimmed(TransformsImages):
+    """An effect by a name of its own."""
+
+
+def test_a_defense_that_keeps_something_of_a_turn_is_begun_first():
+    chain = DefenseChain({"keyed": Keyed()})
+    seen = seen_through(chain, ModelSpec("vit_nano_patch2_8", 10).build(0), 2, torch.Generator())
+    public = torch.full((3, 3, 8, 8), 0.9)
+    torch.testing.assert_close(seen(public).float(), torch.full((3, 3, 8, 8), 0.7))
 
 
 @pytest.mark.parametrize("chosen", ["[mjp]", "[gradient_noise]", "[precode]"])

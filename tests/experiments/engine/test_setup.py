@@ -4,7 +4,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import torch
 
+import fedsim
 from experiments.cli import validation
 from experiments.engine import setup
 from experiments.python.load_config import load_config
@@ -14,6 +16,7 @@ from fedsim.settings.schema import parse
 from fedsim.simulation import placement
 from fedsim.simulation.placement import Node
 from server.attack_queue.scheduling import InlineAttacks
+from tests.support.federation import settings
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +93,13 @@ def test_an_audit_lets_each_attack_take_as_long_as_its_crew_would():
     settings = config(attack_crews={"b": {"timeout": 86400.0}})
     assert validation.attacks_timeout(settings, ["a", "b"]) == 86460.0
     assert validation.attacks_timeout(settings, ["a"]) == 60.0
+
+
+def test_an_observation_of_the_run_itself_has_the_defenses_at_hand(tmp_path):
+    """What recorded settings name is looked up for observations of others alone."""
+    built = setup.prepare(settings("audit", "data=digits", "model=vit_nano", "attack=[labels]"))
+    seen = fedsim.observe(built.model, torch.rand(1, 3, 8, 8), [3])
+    replace(seen, defenses=({"name": "own", "_target_": "gone.Own"},)).save(tmp_path / "seen")
+    with pytest.raises(ConfigError, match=r"gone\.Own"):
+        setup.load_recorded(tmp_path / "seen")
+    assert built.recorded(tmp_path / "seen").architecture is built.architecture

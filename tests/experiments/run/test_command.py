@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from defenses.base import DefenseChain
 from defenses.compose import load_wrappers
 from experiments.engine.setup import prepare
 from experiments.run.command import _observable
@@ -51,6 +52,19 @@ def test_a_run_leaves_everything_behind(fedsim):
     assert all(row["label_exact"] for row in attacks)
     assert load_observation(folder / "observations" / "round-00001-client-00000").server_round == 1
     assert "patch_gradient" in (folder / "report.html").read_text()
+
+
+def test_a_defense_has_the_clients_pictures_where_it_evaluates_too(fedsim, monkeypatch):
+    begin, held = DefenseChain.begin, []
+
+    def begun(chain, turn):
+        held.append(turn.pictures is not None and len(turn.pictures) == turn.num_examples)
+        begin(chain, turn)
+
+    monkeypatch.setattr(DefenseChain, "begin", begun)
+    fedsim("simulation=inline", "num_rounds=1", "attack=[]", "strategy.fraction_evaluate=1.0")
+    assert held
+    assert all(held)
 
 
 def test_attacks_read_all_rounds_of_a_client_so_far(fedsim):

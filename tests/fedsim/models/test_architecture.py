@@ -57,6 +57,20 @@ def test_wrappers_run_in_order():
     assert Architecture(SMALL, (Mark("a"), Mark("b"))).build().marks == ["a", "b"]
 
 
+def test_what_wrappers_draw_is_drawn_alike_in_every_process():
+    class Draws:
+        def wrap_model(self, model):
+            model.drawn = [*getattr(model, "drawn", []), torch.rand(3)]
+            return model
+
+    first = Architecture(SMALL, (Draws(), Draws())).build().drawn
+    torch.rand(5)
+    second = Architecture(SMALL, (Draws(), Draws())).build().drawn
+    assert all(map(torch.equal, first, second))
+    assert not torch.equal(*first)
+    assert not torch.equal(first[0], Architecture(SMALL, (Draws(),), 1).build().drawn[0])
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -70,3 +70,9 @@ def test_a_normalisation_may_be_a_tensor_or_an_array_and_no_scalar():
     for wrong in (0.5, torch.tensor(0.5), torch.zeros(3, 2), ["a", "b", "c"]):
         with pytest.raises(ConfigError, match="must be one number for each of 3 channels"):
             _each("std", wrong, (1.0,), 3)
+
+
+def test_a_model_of_one_output_has_no_gradient_and_is_refused():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 1))
+    with pytest.raises(ConfigError, match="must be one of 2 outputs at least"):
+        fedsim.observe(model, torch.rand(1, 3, 4, 4), [0])

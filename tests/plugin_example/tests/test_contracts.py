@@ -5,6 +5,7 @@ import torch
 from fedsim_plugin_example.attack import BiasRows
 from fedsim_plugin_example.data import Shapes
 from fedsim_plugin_example.defense import RandomMask
+from torch import nn
 
 import fedsim
 from clients.replay import replay
@@ -51,6 +52,24 @@ def test_attack(keep):
     check_attack_replay(BiasRows(), observation)
     certificate = BiasRows()(observation, torch.Generator(), torch.device("cpu")).certificate
     assert certificate.certified == (keep == 1.0), "what a mask drew cannot be computed once more"
+
+
+class GreyedInTraining(nn.Module):
+    """Reads the mean of the colours, as long as it is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = PERCEPTRON.build(0)
+
+    def forward(self, images):
+        return self.body(images.mean(dim=1, keepdim=True).expand_as(images) if self.training else images)
+
+
+def test_what_a_model_makes_of_an_image_is_not_certified_as_the_image():
+    observation = fedsim.observe(GreyedInTraining().train(), PICTURES[:1], [1])
+    certificate = BiasRows()(observation, torch.Generator(), torch.device("cpu")).certificate
+    assert certificate.status == "uncertified"
+    assert "changes its input before body." in certificate.reason
 
 
 def test_what_the_attack_refuses_and_does_not_certify():

@@ -118,6 +118,7 @@ def test_images_short_of_60_db_count_as_recognisable_where_they_show_more_than_t
     [
         (["--recipes", "qlora"], "--recipes=qlora"),
         (["--backbones", "train"], "--backbones=train: must be globs on trained, drawn"),
+        (["--model", "vit_nano"], "--model=vit_nano: must be left out without --pictures"),
         (["--model", "vit_small"], "--model=vit_small: must be one of vit_tiny, vit_nano"),
         (["--images", "101"], "--images"),
         (["--starts", "here"], "--starts=here"),
@@ -144,6 +145,15 @@ def test_more_images_than_a_folder_has_are_refused_before_any_work(call, picture
     code, _, err = call("--pictures", str(pictures), *arguments)
     assert code == 2
     assert said.format(pictures) in err
+
+
+def test_more_classes_than_outputs_are_refused_before_any_work(call, pictures, refuse_work, monkeypatch):
+    monkeypatch.setattr(victims, "CLASSES", 2)
+    victims._folder.cache_clear()
+    refuse_work(study)
+    code, _, err = call("--pictures", str(pictures), "--images", "1")
+    assert code == 2
+    assert f"--pictures={pictures}: must be a folder of at most 2 classes, not 3" in err
 
 
 @pytest.mark.usefixtures("failing_attacks")

@@ -200,6 +200,8 @@ def test_a_search_without_a_gradient_is_a_baseline_and_no_attack(run: Any) -> No
     [
         ("{_target_: attacks.generative.samples.GeneratorSamples}", True),
         ("{output: mean}", True),
+        ("{_target_: mine.Ensemble, output: mean}", False),
+        ("{_target_: mine.Ensemble, target: random}", False),
         ("{target: observed, output: network}", False),
         ("null", False),
     ],

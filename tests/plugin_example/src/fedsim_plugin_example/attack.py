@@ -5,6 +5,7 @@ from torch import Tensor
 
 from attacks.analytic.fc_bias import image_layer
 from attacks.base import Attack, Certificate, Needs, NotApplicable, PsnrBound, Reconstruction
+from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation
@@ -46,6 +47,7 @@ class BiasRows(Attack):
     def bound(self, observation: Observation, result: Reconstruction, again: Observation) -> PsnrBound | None:
         assert result.images is not None
         layer = image_layer(observation)
+        require_image(observation, result.images, layer)
         shared, once_more = (
             LinearSystem(_gradient(one, f"{layer}.bias")[None], _gradient(one, f"{layer}.weight"))
             for one in (observation, again)
