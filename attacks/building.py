@@ -108,12 +108,16 @@ def handed_to(attack: object, observations: Sequence[Observation]) -> list[Obser
         copies.update({id(t): t.detach().clone() for t in _tensors(tensors) if id(t) not in copies})
         return {name: copies.get(id(one), one) for name, one in tensors.items()}
 
+    def public(one: Any) -> Any:
+        return None if one is None else replace(one, **own(vars(one)))
+
     return [
         replace(
             one,
             global_state=own(one.global_state),
             update=replace(one.update, tensors=own(one.update.tensors), buffers=own(one.update.buffers)),
-            image_prior=None if one.image_prior is None else replace(one.image_prior, **own(vars(one.image_prior))),
+            image_prior=public(one.image_prior),
+            public_images=public(one.public_images),
             **own({"auxiliary_probs": one.auxiliary_probs}),
         )
         for one in observations
@@ -121,7 +125,9 @@ def handed_to(attack: object, observations: Sequence[Observation]) -> list[Obser
 
 
 def _ours(attack: object) -> bool:
-    return type(attack).__module__.partition(".")[0] == __package__
+    """Whether it is one of this package's, and so is what goes on from it."""
+    stages = [one for one in (attack, getattr(attack, "then", None)) if one is not None]
+    return all(type(one).__module__.partition(".")[0] == __package__ for one in stages)
 
 
 def _tensors(named: Mapping[str, Any]) -> list[Tensor]:

@@ -312,8 +312,6 @@ def _of_group(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     seconds = (time.perf_counter() - start) / len(observations)
-    if written(attack, observations, before):
-        return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
     made = []
     for index, (observation, result, rng) in enumerate(zip(observations, results, rngs, strict=True)):
         if isinstance(result, NotApplicable):
@@ -330,6 +328,8 @@ def _of_group(
             if out_of_memory(error):
                 raise  # one by one each is tried with less
             made.append(_failed(observation, name, attack, error, seconds))
+    if written(attack, observations, before):
+        return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
     return made
 
 

@@ -25,6 +25,7 @@ class Victim:
         params: those whose update was shared, by name.
         fixed: all other parameters and buffers.
         unshared: of these the parameters that the client trains too.
+        own: names of those that it trains for itself alone: no defense sees them.
         masked: rows of the position embedding in whose place the client's model took one that all share.
         embeddings: the names of the two, where rows are masked.
         buffers: names in `fixed` of what a forward pass may write to, as a counter of steps.
@@ -38,6 +39,7 @@ class Victim:
     embeddings: tuple[str, str] = ("", "")
     unshared: State = field(default_factory=dict, repr=False)
     buffers: tuple[str, ...] = ()
+    own: frozenset[str] = frozenset()
 
     def loss(
         self, params: State, images: Float[Tensor, "batch channels height width"], labels: Shaped[Tensor, "batch *c"]
@@ -81,7 +83,7 @@ def make_victim(
         NotApplicable: nothing that the model trains was shared.
     """
     model = observation.build_model()
-    observation.finetune.personalise(model, observation.architecture.seed)
+    own = frozenset(observation.finetune.personalise(model, observation.architecture.seed))
     model = model.to(device)
     set_fused_attention(model, fused_attention)
     leave_out_drops(model)
@@ -96,7 +98,7 @@ def make_victim(
     unshared = {n: fixed[n] for n, p in model.named_parameters() if n in fixed and p.requires_grad}
     smoothing = observation.protocol.label_smoothing
     buffers = tuple(name for name, _ in model.named_buffers())
-    victim = Victim(model.requires_grad_(False), params, fixed, smoothing, unshared=unshared, buffers=buffers)
+    victim = Victim(model.requires_grad_(False), params, fixed, smoothing, unshared=unshared, buffers=buffers, own=own)
     masked, effect = masked_rows(observation), observation.effect(MasksPositions)
     if masked is None or effect is None or observation.roles.pos_embed is None:
         return victim

@@ -14,6 +14,7 @@ from fedsim.data import ImageSet
 from fedsim.data.copies import most_copies
 from fedsim.effects import Effect, Unpublished
 from fedsim.errors import ConfigError
+from fedsim.models.architecture import wrapped_by
 from fedsim.models.roles import ViTRoles, find_roles
 from fedsim.observation import Observation
 from fedsim.update import State, Update, under
@@ -120,7 +121,10 @@ class Defense:
         """
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Change the model before anybody trains it; the server does the same, with the same draws of torch's."""
+        """Change the model before anybody trains it; the server does the same.
+
+        What it draws from the global generators is the same in every process and run, whatever the seed.
+        """
         return model
 
     def begin(self, turn: ClientRound) -> None:
@@ -236,7 +240,7 @@ class DefenseChain(Defense):
     def wrap_model(self, model: nn.Module) -> nn.Module:
         for name, defense in self.defenses.items():
             before, roles_before = _trainable(model), find_roles(model)
-            model = defense.wrap_model(model)
+            model = wrapped_by(defense, model)
             for parameter in before - _trainable(model):
                 self._frozen_by[parameter] = name
             for role in _lost_roles(roles_before, find_roles(model)):

@@ -25,8 +25,8 @@ class Effect:
     def __post_init__(self) -> None:
         """Numbers of torch's and NumPy's become Python's, which a record can hold."""
         for name, value in vars(self).items():
-            if callable(number := getattr(value, "item", None)):
-                object.__setattr__(self, name, number())
+            if getattr(value, "ndim", None) == 0:
+                object.__setattr__(self, name, value.item())
 
     def keeps(self, part: Part) -> bool:
         """Whether that stays as it was."""

@@ -94,7 +94,8 @@ class LocalProtocol:
             raise NotApplicable(f"a weight delta of {self.optimizer} is not a multiple of the gradient (only SGD's is)")
         scale = sum(self.step_factors())
         if scale <= 0.0:
-            raise NotApplicable("the learning rate was zero in every local step: the delta holds nothing")
+            reason = "the learning rate was zero in every local step, or FedProx pulls back more than the steps move"
+            raise NotApplicable(f"{reason}: the delta holds no gradient")
         return scale
 
     def step_factors(self) -> tuple[float, ...]:
@@ -109,6 +110,12 @@ class LocalProtocol:
         """
         if self.optimizer != "sgd":
             raise NotApplicable(f"the local steps of {self.optimizer} are no multiples of gradients (only SGD's are)")
+        return self._step_factors
+
+    @cached_property
+    def _step_factors(self) -> tuple[float, ...]:
+        if not self.momentum and not self.proximal_mu:
+            return tuple(self.lrs)
         steps = len(self.lrs)
         moved = torch.zeros(steps, dtype=torch.float64)
         buffer = moved.clone()

@@ -13,7 +13,6 @@ from attacks.label.head import NO_HEAD, NoHead
 from attacks.noise import std_before_clip
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
-    ADDED,
     ClippedGradient,
     GradientMap,
     SurrogateWeights,
@@ -206,7 +205,7 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
     limit = gradient_norm(observation, choice)
     if not sized or limit is None:
         return GradientMap(victim)
-    return ClippedGradient(victim, limit, ADDED if limit == observation.protocol.max_grad_norm else 0.0)
+    return ClippedGradient(victim, limit, by_defense=limit != observation.protocol.max_grad_norm)
 
 
 def check_labels(labels: Sequence[int], observation: Observation) -> None:

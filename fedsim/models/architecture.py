@@ -237,14 +237,19 @@ class Architecture:
 
     def _wrapped(self, model: nn.Module) -> nn.Module:
         model = self.finetune.prepare(model, self.seed)
-        for place, wrapper in enumerate(self.wrappers):
-            with seeded_globals(self.seed, "wrap_model", place):  # every process draws the same
-                model = wrapper.wrap_model(model)
+        for wrapper in self.wrappers:
+            model = wrapped_by(wrapper, model)
         _refuse_complex(model)
         for module in model.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 module.sparse = False  # the same gradient, laid out as defenses and attacks read it
         return model
+
+
+def wrapped_by(wrapper: ModelWrapper, model: nn.Module) -> nn.Module:
+    """What it makes of the model, by draws that are fixed for its class: every party builds the same one."""
+    with seeded_globals(0, "wrap_model", type(wrapper).__qualname__):
+        return wrapper.wrap_model(model)
 
 
 def _refuse_complex(model: nn.Module) -> None:

@@ -138,7 +138,7 @@ def joint_protocol(protocols: Sequence[LocalProtocol], examples: Sequence[int]) 
     """One client that takes the batches of all at once.
 
     Where clients take different numbers of steps, the learning rate of a step is their mean weighted by examples, with
-    0 for who has ended: SGD without momentum then has the `gradient_scale` of the mean update.
+    0 for who has ended: SGD without momentum and FedProx's pull then has the `gradient_scale` of the mean update.
     """
     longest = max(protocols, key=lambda protocol: protocol.steps)
     lrs = longest.lrs

@@ -89,10 +89,12 @@ def test_what_an_attack_writes_into_what_it_was_given_fails_it(victims, monkeypa
         return Reconstruction(images=torch.full((1, *observation.image_shape), 0.5))
 
     before = [one.image_prior.mean.clone() for one in seen]
+    pixels = [one.public_images.pixels.clone() for one in seen]
     monkeypatch.setattr(Gray, "run", write)
     for result in fedsim.attack(Gray(), seen):
         assert (result.status, WROTE in result.reason) == ("failed", True)
     assert all(torch.equal(one.image_prior.mean, mean) for one, mean in zip(seen, before, strict=True))
+    assert all(torch.equal(one.public_images.pixels, known) for one, known in zip(seen, pixels, strict=True))
     assert torch.equal(probs, torch.full((5,), 0.2))
 
 

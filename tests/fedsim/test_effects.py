@@ -1,6 +1,7 @@
 """Effects as a record on disk has them."""
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ def test_a_number_of_another_library_is_recorded_as_a_number(std):
 
 
 def test_an_effect_of_ones_own_is_recorded_as_unpublished():
+    @dataclass(frozen=True)
     class Turns(Effect):
-        pass
+        by: torch.Tensor
 
-    assert effects_to_records([Turns()]) == [{"effect": "Unpublished", "defense": "Turns"}]
+    assert Turns(torch.ones(4)).by.tolist() == [1.0] * 4
+    assert effects_to_records([Turns(torch.ones(4))]) == [{"effect": "Unpublished", "defense": "Turns"}]

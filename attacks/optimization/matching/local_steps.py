@@ -43,16 +43,21 @@ class GradientMap(UpdateMap):
 
 
 class ClippedGradient(UpdateMap):
-    """∂L/∂θ at the weights that the server sent, as training clips it."""
+    """∂L/∂θ at the weights that the server sent, as training clips it.
 
-    def __init__(self, victim: Victim, max_grad_norm: float, added: float = ADDED) -> None:
+    Args:
+        by_defense: a defense does, which sees nothing that the client trains for itself alone.
+    """
+
+    def __init__(self, victim: Victim, max_grad_norm: float, by_defense: bool = False) -> None:
         super().__init__(victim)
         self.max_grad_norm = max_grad_norm
-        self.added = added
+        self.added = 0.0 if by_defense else ADDED
+        self._unshared = {n: p for n, p in victim.unshared.items() if not (by_defense and n in victim.own)}
 
     def __call__(self, variables: Variables) -> State:
         params = self.victim.params
-        gradient = self.victim.gradient({**params, **self.victim.unshared}, variables["images"], variables["labels"])
+        gradient = self.victim.gradient({**params, **self._unshared}, variables["images"], variables["labels"])
         found = clipped(gradient, self.max_grad_norm, self.added)
         return {name: found[name] for name in params}
 
@@ -106,7 +111,7 @@ class UnrolledSteps(UpdateMap):
                 params = self._adam(params, first, peak, lr, step + 1)
         found = {name: (start[name] - params[name]) / self.scale for name in start}
         if self.limit is not None:
-            found = clipped(found, self.limit, added=0.0)
+            found = clipped({n: f for n, f in found.items() if n not in self.victim.own}, self.limit, added=0.0)
         return {name: found[name] for name in self.victim.params}
 
     def _sgd(self, params: State, gradient: State, buffer: State, lr: float) -> tuple[State, State]:

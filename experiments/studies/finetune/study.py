@@ -138,7 +138,7 @@ def run(options: argparse.Namespace) -> None:
         one_of("--starts", start, STARTS)
     settings = {"steps": steps, "restarts": restarts, "seed": options.seed, "pictures": pictures}
     settings["starts"] = list(options.starts)
-    if pictures:
+    if options.model != "vit_tiny":  # as in folders of before
         settings["model"] = options.model
     cells = [Cell(backbone, case, batch) for backbone in backbones for case in cases for batch in batches]
     units = [
@@ -268,7 +268,7 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
     names += ["rounding", "least", "most", "recognisable", "exact", "certified", "done"]
     pictures = settings["pictures"] is not None
     noun = "pictures of 32 pixels" if pictures else "digits"
-    model = PICTURES_MODELS[settings["model"]] if pictures else "`vit_nano`"
+    model = PICTURES_MODELS[settings.get("model", "vit_tiny")] if pictures else "`vit_nano`"
     introduction = (
         f"`gauss_newton` on the gradient of a batch of {noun} at {model}, {images} a cell or the next whole number of "
         f"batches, {settings['steps']} steps of each start ({', '.join(settings['starts'])}). Floors are what this "
