@@ -1,6 +1,7 @@
 """The Flower ClientApp: train, evaluate, share."""
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,6 +19,7 @@ from clients.training import LocalResult, Rate, train_locally
 from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
 from fedsim.data import FederatedData, ImageSet
+from fedsim.data.federated import CACHE_BYTES
 from fedsim.determinism import seeded_globals, torch_generator
 from fedsim.metrics.accuracy import evaluate
 from fedsim.models import Architecture, Normaliser, OwnArchitecture, architecture_seed
@@ -306,8 +308,9 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         images = runtime.data.client(partition_id)
         runtime.load(state, _kept(context, OWN))
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
-        # Asked for by the operator of the simulation, and only in rounds that the server observes.
-        audit = runtime.config.audit is True and bool(instructions.get(AUDITED, False))
+        # Asked for by the operator of the simulation, and only of clients that the server observes.
+        observed: list[int] = instructions.get(AUDITED, [])  # type: ignore[assignment]
+        audit = runtime.config.audit is True and message.metadata.dst_node_id in observed
         memory = _kept(context, MEMORY)
         result = runtime.train(images, partition_id, server_round, proximal_mu, audit, memory, changes=False)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(images)
@@ -337,14 +340,25 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
 
 
 def with_data(
-    build: Callable[[AnyConfig, FederatedData], ClientApp], divided: Sequence[list[int]], config: AnyConfig
+    build: Callable[[AnyConfig, FederatedData], ClientApp],
+    divided: Sequence[list[int]],
+    config: AnyConfig,
+    workers: int = 1,
 ) -> ClientApp:
     """A ClientApp with its data loaded: a worker that lacks them fails as it starts, not in a round.
 
     Args:
         divided: `FederatedData.partitions` of the process that starts the workers.
+        workers: how many there are.
     """
-    return build(config, build_data(config, divided))
+    return build(config, build_data(config, divided, _cache_bytes(workers)))
+
+
+def _cache_bytes(workers: int) -> int:
+    """Of decoded pictures that one of so many workers keeps: a quarter of a machine's memory is for all of them."""
+    here = min(workers, os.cpu_count() or 1)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(CACHE_BYTES, memory // 4 // max(1, here))
 
 
 def _kept(context: Context, name: str) -> State:

@@ -16,7 +16,7 @@ from fedsim.simulation.traffic import Traffic
 from fedsim.storage.run_folder import UNCHANGED
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.partial_sums import sum_size
-from fedsim.wire.records import CONFIG, from_arrays
+from fedsim.wire.records import AUDITED, CONFIG, from_arrays, instruct
 from fedsim.wire.tensor_records import TensorArray
 from server.aggregation import aggregate
 from server.curious.federation_replies import FederationReplies
@@ -124,14 +124,16 @@ class Rounds:
     def configure(self, server_round: int, start: ArrayRecord, grid: Grid) -> list[Message]:
         """The instructions, new in each round: nothing that an earlier round wrote into them is left."""
         config = ConfigRecord()
-        if self._observer is not None:
-            self._observer.instruct(server_round, config)
         drawn = self._seed, "sample-train", server_round
         with seeded_globals(*drawn):
             seeded = SeededGrid(grid, partial(seed_again, *drawn))
             messages = list(self.strategy.configure_train(server_round, start, config, seeded))
         nodes = sorted(message.metadata.dst_node_id for message in messages)
         self._asked = [self._client_of(node) for node in nodes]
+        if self._observer is not None:
+            seen = self._observer.looks_at(server_round, self._asked)
+            audited = [node for node, client in zip(nodes, self._asked, strict=True) if client in seen]
+            instruct(messages, {AUDITED: audited})
         if self._worker_sums is not None:
             ask_for_sums(messages, self._worker_sums.observed(server_round, nodes), self._worker_sums.size)
         return _in_order(messages)

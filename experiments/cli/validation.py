@@ -205,6 +205,14 @@ def clients_a_round(config: RunConfig) -> int:
     return max(sampled, int(strategy.get("min_train_nodes", 2)))
 
 
+def replies_a_round(config: RunConfig) -> int:
+    """Of clients that train, and of those that evaluate then, as far as they exist."""
+    _, strategy = _sampling(config)
+    share = float(strategy.get("fraction_evaluate", 1.0))
+    evaluating = max(int(config.num_clients * share), int(strategy.get("min_evaluate_nodes", 2))) if share else 0
+    return sum(min(config.num_clients, one) for one in (clients_a_round(config), evaluating))
+
+
 def all_train(config: RunConfig) -> bool:
     """Whether every client is known to train in each round: a strategy may sample by what no setting tells."""
     ways = (getattr(_class(key, layer), "configure_train", None) for key, layer in layers(config.strategy))

@@ -48,7 +48,7 @@ from fedsim.simulation.shipping import absolute_checkpoints, runtime_env
 from fedsim.storage.observation_files import load_observation
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from fedsim.wire.reply.checks import ReplyRules
+from fedsim.wire.reply.checks import MOST_STEPS, ReplyRules
 from server.attack_queue.results import ResultWriter
 from server.attack_queue.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.sums.summing import Sums
@@ -122,6 +122,17 @@ class Setup:
             if config.audit is not True:
                 known["image_shape"] = None
         return ReplyRules.of(self.model, config.client.share, **known)
+
+    def check_steps(self) -> None:
+        """Raises ConfigError: a client of these partitions would take more local steps than a reply may name."""
+        client = self.config.client
+        epoch = ceil(max(self.data.partition_sizes()) / client.batch_size)
+        steps = client.local_epochs * epoch if client.local_steps is None else client.local_steps
+        if client.share != "gradient" and steps > MOST_STEPS:
+            key, value = "client.local_steps", client.local_steps
+            if client.local_steps is None:
+                key, value = "client.local_epochs", client.local_epochs
+            raise ConfigError(key, value, f"few enough for {MOST_STEPS:,} local steps a round, not {steps:,}")
 
     def holders(self, simulated: bool) -> int | None:
         """Of the image that most clients hold, how many do; None where nobody asks, or clients have their own images.

@@ -27,6 +27,7 @@ from experiments.cli.validation import (
     check_strategy,
     clients_a_round,
     placement,
+    replies_a_round,
     takes_gradients,
     worker_counts,
 )
@@ -99,6 +100,8 @@ def run_federated(
     check_strategy(strategy, config.num_clients)
     setup = prepare(config, simulated)
     check_observed(config, setup.sums)
+    if simulated:
+        setup.check_steps()
     if simulated and config.attack:
         observable = [setup.data.client(number) for number in _observable(config, setup)]
         setup.refuse_learned(observable)
@@ -116,7 +119,8 @@ def run_federated(
             refuse_used(root)
             open_folder(config, root)
         keep_content(folder, federated_content(setup), "resume" if resumed else "run_dir")
-        check_room(folder, setup.model, config.resume_every_seconds)
+        errors = any(getattr(one, "error_feedback", False) for one in setup.defenses.wrappers)
+        check_room(folder, setup.model, config.resume_every_seconds, config.num_clients * errors)
         pending = PendingObservations(folder.resume_points / "pending", folder.observations, setup.recorded)
         point = go_back(folder, pending, config.resume_every_seconds) if resumed else None
         start -= 0.0 if point is None else point.seconds
@@ -178,13 +182,13 @@ def make_grid(setup: Setup) -> SimulatedGrid:
         )
     from fedsim.simulation.on_ray import RayGrid
 
-    wanted = placement(config)
+    wanted, workers = placement(config), worker_counts(config, config.num_clients)
     on_cluster = config.ray.address is not None
     shipped = absolute(plain(on_nodes(config))) if on_cluster else config
     return RayGrid(
         config.num_clients,
-        partial(with_data, build_client_app, setup.data.partitions(), shipped),
-        workers=worker_counts(config, config.num_clients),
+        partial(with_data, build_client_app, setup.data.partitions(), shipped, workers),
+        workers=workers,
         threads=simulation.threads,
         request=wanted.clients,
         max_retries=simulation.max_retries,
@@ -234,12 +238,12 @@ class _Run:
     def train(self, strategy: Any, point: ResumePoint | None) -> None:
         """All rounds, or those after the resume point."""
         config, setup, bars = self.setup.run_config, self.setup, self.bars
-        rounds, clients = config.num_rounds, config.num_clients
+        rounds, expected = config.num_rounds, replies_a_round(config)
         replies = {"round": 0}
 
         def on_reply(_: object) -> None:
             replies["round"] += 1
-            bars.set("clients", replies["round"], clients)
+            bars.set("clients", replies["round"], max(expected, replies["round"]))
 
         def on_round(server_round: int, metrics: dict[str, Any]) -> None:
             replies["round"] = 0

@@ -110,10 +110,14 @@ def _name(point: ResumePoint) -> list[float]:
     return [point.server_round, point.seconds]
 
 
-def check_room(folder: RunFolder, model: nn.Module, every: float | None) -> None:
-    """Raises ConfigError where the disk has less room than one resume point, or one checkpoint, takes."""
+def check_room(folder: RunFolder, model: nn.Module, every: float | None, states: int = 0) -> None:
+    """Raises ConfigError where the disk has less room than one resume point, or one checkpoint, takes.
+
+    Args:
+        states: clients that each keep as much as a model, which is in a resume point too.
+    """
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     if every is None:
         folder.check_room(size, "a checkpoint")
     else:
-        folder.check_room(STATES_IN_A_POINT * size, "a resume point")
+        folder.check_room((STATES_IN_A_POINT + states) * size, "a resume point")

@@ -25,6 +25,9 @@ REFUSALS = (ValueError, KeyError, IndexError, TypeError, AssertionError, Arithme
 logger = logging.getLogger(__name__)
 
 
+CACHE_BYTES = 4 * 2**30
+
+
 class FederatedData:
     """Who holds which pictures: the same in every process that builds it from the same configuration.
 
@@ -41,7 +44,7 @@ class FederatedData:
         source: Source,
         partitioner: "Partitioner | None",
         image_size: int,
-        cache_bytes: int = 4 * 2**30,
+        cache_bytes: int = CACHE_BYTES,
         divided: Sequence[list[int]] | None = None,
     ) -> None:
         if image_size < 1:

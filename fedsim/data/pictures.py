@@ -3,7 +3,6 @@
 import io
 import struct
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,12 +46,15 @@ def one_line(error: BaseException) -> str:
 
 
 class ImageCache:
-    """Decoded pictures by key, the least recently used dropped beyond `max_bytes`. Safe between threads."""
+    """Decoded pictures by key, the first ones up to `max_bytes`. Safe between threads.
+
+    None makes room for another: pass after pass through more pictures than there is room for would find none of them.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._pictures: OrderedDict[tuple[str, int], Tensor] = OrderedDict()
+        self._pictures: dict[tuple[str, int], Tensor] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -65,22 +67,15 @@ class ImageCache:
     def get_all(self, keys: Sequence[tuple[str, int]]) -> list[UInt8[Tensor, "3 h w"] | None]:
         """The picture of each key, None where it is not kept."""
         with self._lock:
-            images = [self._pictures.get(key) for key in keys]
-            for key, image in zip(keys, images, strict=True):
-                if image is not None:
-                    self._pictures.move_to_end(key)
-            return images
+            return [self._pictures.get(key) for key in keys]
 
     def put(self, key: tuple[str, int], picture: UInt8[Tensor, "3 h w"]) -> None:
-        """Keep a picture; one that is larger than the whole budget is not kept."""
+        """Keep a picture where there is room."""
         with self._lock:
-            if key in self._pictures or picture.nbytes > self.max_bytes:
+            if key in self._pictures or self.num_bytes + picture.nbytes > self.max_bytes:
                 return
             self._pictures[key] = picture
             self.num_bytes += picture.nbytes
-            while self.num_bytes > self.max_bytes:
-                _, dropped = self._pictures.popitem(last=False)
-                self.num_bytes -= dropped.nbytes
 
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:

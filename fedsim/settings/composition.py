@@ -8,6 +8,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from fedsim.data import FederatedData, Source
+from fedsim.data.federated import CACHE_BYTES
 from fedsim.data.pictures import one_line
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
@@ -58,11 +59,15 @@ def build_source(data: Mapping[str, Any]) -> Source:
     return build_component("data", data, Source)  # type: ignore[type-abstract]
 
 
-def build_data(given: LocalConfig | Mapping[str, Any], divided: Sequence[list[int]] | None = None) -> FederatedData:
+def build_data(
+    given: LocalConfig | Mapping[str, Any],
+    divided: Sequence[list[int]] | None = None,
+    cache_bytes: int = CACHE_BYTES,
+) -> FederatedData:
     """The configured source, split among clients where the configuration has a partition.
 
     Args:
-        divided: as in `FederatedData`: a worker is told, and imports no partitioner.
+        divided, cache_bytes: as in `FederatedData`: a worker is told, and imports no partitioner.
 
     Raises:
         ConfigError: a setting of `data` or `partition` that their class does not have, or of another type.
@@ -70,7 +75,7 @@ def build_data(given: LocalConfig | Mapping[str, Any], divided: Sequence[list[in
     config, partitioner = config_of(given), None
     if config.partition and divided is None:
         partitioner = _partitioner(config.partition)
-    return FederatedData(build_source(config.data), partitioner, image_side(config.model), divided=divided)
+    return FederatedData(build_source(config.data), partitioner, image_side(config.model), cache_bytes, divided)
 
 
 def _partitioner(settings: Mapping[str, Any]) -> "Partitioner":

@@ -4,7 +4,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast, get_args
@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
@@ -25,7 +25,17 @@ ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.
 NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
 SKIPPED_STEPS = "skipped_steps"
 AUDITED = "fedsim.audited"
-"""In a round's instructions: the server observes this round, so an audit record is of use."""
+"""In a round's instructions: the nodes that the server observes, of which alone an audit record is of use."""
+
+
+def instruct(messages: Iterable[Message], values: Mapping[str, Any]) -> None:
+    """Write these into the instructions of a round; several messages may hold the same ones."""
+    for content in {id(message.content): message.content for message in messages}.values():
+        instructions = config_records(content).get(CONFIG)
+        if instructions is not None:
+            instructions.update(values)
+
+
 _PLAIN_DTYPES = frozenset({"float16", "float32", "float64", "int32", "int64", "uint8", "bool"})
 with warnings.catch_warnings():
     # torch tells once in a process that it knows no read-only tensors; who asks for `copy=False` knows.

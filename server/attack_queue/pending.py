@@ -4,9 +4,10 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +16,7 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.observation import Observation, observation_name
 from fedsim.storage.durable import disk_errors, write_whole
 from fedsim.storage.observation_files import load_observation
+from fedsim.update import State
 
 TRUTH, IDS = "truth.safetensors", "truth.json"
 UNREADABLE = (ConfigError, SafetensorError, OSError, ValueError, KeyError, TypeError)
@@ -33,6 +35,20 @@ class Unfinished:
     server_round: int
     truth: GroundTruth | None
     load: Callable[[], Observation]
+
+
+def _with_same_tensors(one: Observation, other: Observation) -> Observation:
+    """With the other's global state and public images where they are equal: a round holds each once."""
+    states, public = (one.global_state, other.global_state), (one.public_images, other.public_images)
+    if _equal(*states):
+        one = replace(one, global_state=other.global_state)
+    if None not in public and _equal(*(images.tensors() for images in public if images is not None)):
+        one = replace(one, public_images=other.public_images)
+    return one
+
+
+def _equal(left: State, right: State) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
 class PendingObservations:
@@ -80,11 +96,15 @@ class PendingObservations:
         for folder in self._rounds():
             if int(folder.name.removeprefix("round-")) > until:
                 shutil.rmtree(folder)
+        last: Observation | None = None
         for folder in self._folders():
             try:
-                yield self._read(folder)
+                observation, truth = self._read(folder)
             except UNREADABLE as error:
                 say(f"{folder.name}: its attacks are lost: {error}")
+                continue
+            last = observation if last is None else _with_same_tensors(observation, last)
+            yield last, truth
 
     def earlier(self, observation: Observation, say: Callable[[str], None]) -> list[Observation]:
         """What the same client sent in earlier rounds, as far as it was recorded.

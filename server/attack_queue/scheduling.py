@@ -22,14 +22,17 @@ from fedsim.determinism import torch_threads
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.results import score_against
 from fedsim.observation import Observation
+from fedsim.public_images import PublicImages
 from fedsim.result import AttackResult
 from fedsim.simulation.actor_pool import ActorPool, Finished, PooledWorker, wait_for
 from fedsim.simulation.placement import Request, anywhere, describe_room
-from fedsim.update import State
+from fedsim.update import State, under
 from server.attack_queue.pending import Unfinished
 
 logger = getLogger(__name__)
 
+PUBLIC = "public_images:"
+"""Before the names of public images, among those of parameters."""
 PATIENCE = 60.0
 """Seconds that training waits in all for a full queue while no attack worker could start; then the queue may grow."""
 
@@ -152,30 +155,29 @@ class InlineAttacks(AttackScheduler):
 
 
 class AttackWorker(PooledWorker):
-    """Runs in an actor; keeps the last global state it was given."""
+    """Runs in an actor; keeps what the last observation shares with others of its round."""
 
     def __init__(self, threads: int, num_gpus: float, scratch: Path | None = None) -> None:
         torch.set_num_threads(threads)
         self._scratch = scratch
         self._device = attack_device(num_gpus)
-        self._state_id = ""
-        self._state: State = {}
+        self._shared_id = ""
+        self._shared: State = {}
 
     def attack(
         self,
         observation: Observation,
-        state: list[Any],
+        shared: list[Any],
         name: str,
         settings: dict[str, Any],
         seed: int,
         earlier: Sequence[Observation],
     ) -> AttackResult:
-        (reference,) = state
-        if reference.hex() != self._state_id:
-            self._state = _fetch_state(reference)
-            self._state_id = reference.hex()
-        whole = replace(observation, global_state=self._state)
-        return run_attack(whole, name, settings, seed, self._device, self._scratch, earlier)
+        (reference,) = shared
+        if reference.hex() != self._shared_id:
+            self._shared = _fetch_shared(reference)
+            self._shared_id = reference.hex()
+        return run_attack(_whole(observation, self._shared), name, settings, seed, self._device, self._scratch, earlier)
 
     def score(self, result: AttackResult, truth: GroundTruth | None) -> AttackResult:
         """A call of its own: nothing that runs during the attack has the truth."""
@@ -187,15 +189,30 @@ def _same_tensors(left: State, right: State) -> bool:
     return left.keys() == right.keys() and all(left[name] is tensor for name, tensor in right.items())
 
 
-def _fetch_state(reference: Any) -> State:
+def _shared_of(observation: Observation) -> State:
+    """What all observations of a round hold: the global state, and the public images, under a prefix."""
+    public = {} if observation.public_images is None else observation.public_images.tensors()
+    return {**observation.global_state, **{f"{PUBLIC}{name}": tensor for name, tensor in public.items()}}
+
+
+def _light(observation: Observation) -> Observation:
+    return replace(observation, global_state={}, public_images=None)
+
+
+def _whole(light: Observation, shared: State) -> Observation:
+    public = under(PUBLIC, shared)
+    state = {name: tensor for name, tensor in shared.items() if not name.startswith(PUBLIC)}
+    return replace(light, global_state=state, public_images=PublicImages(**public) if public else None)
+
+
+def _fetch_shared(reference: Any) -> State:
     # Copied: torch knows no read-only tensors, and a write into Ray's shared memory would be a crash.
     return {name: torch.from_numpy(array.copy()) for name, array in ray.get(reference).items()}
 
 
-def _fetch(observation: Any, state: Any) -> Observation:
+def _fetch(observation: Any, shared: Any) -> Observation:
     try:
-        light: Observation = ray.get(observation)
-        return replace(light, global_state=_fetch_state(state))
+        return _whole(ray.get(observation), _fetch_shared(shared))
     except RayError as error:
         raise OSError(f"an observation is lost from Ray's store: {error}") from error
 
@@ -257,7 +274,7 @@ class RayAttacks(AttackScheduler):
         for chosen in self._crew_of.values():
             if chosen not in self._pools:
                 self._pools[chosen] = self._pool(chosen, sum(other.workers for other in self._pools))
-        self._last_state: tuple[State, Any] | None = None
+        self._last_shared: tuple[State, Any] | None = None
         self._unfinished: dict[str, Unfinished] = {}
         self._left: Counter[str] = Counter()
         self._backlog, self._lazy = backlog, lazy
@@ -295,16 +312,16 @@ class RayAttacks(AttackScheduler):
     def _queue(
         self, observation: Observation, truth: GroundTruth | None, names: list[str], earlier: Sequence[Observation]
     ) -> None:
-        state = self._put_state(observation.global_state)
-        light, past = ray.put(replace(observation, global_state={})), ray.put(list(earlier))
-        load = partial(_fetch, light, state)
+        shared = self._put_shared(_shared_of(observation))
+        light, past = ray.put(_light(observation)), ray.put(list(earlier))
+        load = partial(_fetch, light, shared)
         self._unfinished[observation.name] = Unfinished(observation.name, observation.server_round, truth, load)
         self._left[observation.name] += len(names)
         for name in names:
             pool, attack = self._pools[self._crew_of[name]], self._built[name]
             lost = AttackResult.of(observation, name, "failed", target=attack.recovers, baseline=attack.baseline)
             read = past if reads_history(self.attacks[name]) else []
-            pool.submit(_Queued(lost, truth), self._call(name, truth, light, state, read), float(attack.cost))
+            pool.submit(_Queued(lost, truth), self._call(name, truth, light, shared, read), float(attack.cost))
         self.collect()
         while self.pending > self._backlog and self._may_wait():
             self._take(1.0)
@@ -359,22 +376,22 @@ class RayAttacks(AttackScheduler):
         return time.monotonic() - self._helpless_since < PATIENCE
 
     def _call(
-        self, name: str, truth: GroundTruth | None, observation: Any, state: Any, earlier: Any
+        self, name: str, truth: GroundTruth | None, observation: Any, shared: Any, earlier: Any
     ) -> Callable[[Any], Any]:
         settings = self.attacks[name]
 
         def call(worker: Any) -> Any:
-            result = worker.attack.remote(observation, [state], name, settings, self.seed, earlier)
+            result = worker.attack.remote(observation, [shared], name, settings, self.seed, earlier)
             return worker.score.remote(result, truth)
 
         return call
 
-    def _put_state(self, state: State) -> Any:
+    def _put_shared(self, shared: State) -> Any:
         """One object in Ray's store for all observations of a round."""
-        if self._last_state is None or not _same_tensors(self._last_state[0], state):
-            arrays: dict[str, np.ndarray[Any, Any]] = {n: t.detach().cpu().numpy() for n, t in state.items()}
-            self._last_state = (state, ray.put(arrays))
-        return self._last_state[1]
+        if self._last_shared is None or not _same_tensors(self._last_shared[0], shared):
+            arrays: dict[str, np.ndarray[Any, Any]] = {n: t.detach().cpu().numpy() for n, t in shared.items()}
+            self._last_shared = (shared, ray.put(arrays))
+        return self._last_shared[1]
 
     def _take(self, seconds: float) -> None:
         ended = wait_for(list(self._pools.values()), seconds)

@@ -1,10 +1,9 @@
 """What fedsim's own clients send, as observations of those that the policy names."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from logging import getLogger
 
-from flwr.app import ConfigRecord
 from torch import Tensor
 
 from fedsim.ground_truth import GroundTruth
@@ -12,7 +11,7 @@ from fedsim.observation import Observation
 from fedsim.observation_factory import ObservationFactory
 from fedsim.settings.groups import ObserveSettings
 from fedsim.update import State
-from fedsim.wire.records import AUDITED, Contribution
+from fedsim.wire.records import Contribution
 from server.sums.summing import RunningSum, Sums, in_groups
 
 logger = getLogger(__name__)
@@ -50,8 +49,11 @@ class FederationReplies:
         self._auxiliary_probs = auxiliary_probs
         self._sums = sums
 
-    def instruct(self, server_round: int, config: ConfigRecord) -> None:
-        config[AUDITED] = self.wants(server_round)
+    def looks_at(self, server_round: int, clients: Collection[int]) -> set[int]:
+        """Of a round's clients those of whom it wants to see something: all of them, where it sees sums."""
+        if not self.wants(server_round):
+            return set()
+        return set(clients) if self._sums is not None else self._policy.choose(clients)
 
     def wants(self, server_round: int) -> bool:
         return self._policy.wants_round(server_round)

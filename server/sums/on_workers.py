@@ -7,9 +7,9 @@ from logging import getLogger
 from flwr.app import Message, RecordDict
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Strategy
 
-from fedsim.wire.contents import array_records, config_records
+from fedsim.wire.contents import array_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, mean_reply
-from fedsim.wire.records import ARRAYS, CONFIG, NUM_EXAMPLES
+from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, instruct
 
 logger = getLogger(__name__)
 
@@ -46,11 +46,7 @@ def ask_for_sums(messages: Sequence[Message], whole: Iterable[int], size: int | 
         whole: nodes that are observed, so that their updates travel besides.
         size: clients in a group; None: `group_size`.
     """
-    wanted, observed = size or group_size(len(messages)), sorted(whole)
-    for content in {id(message.content): message.content for message in messages}.values():
-        instructions = config_records(content).get(CONFIG)
-        if instructions is not None:
-            instructions[SUM_WANTED], instructions[WHOLE] = wanted, observed
+    instruct(messages, {SUM_WANTED: size or group_size(len(messages)), WHOLE: sorted(whole)})
 
 
 def carries_sum(reply: Message) -> bool:

@@ -4,8 +4,10 @@ import pytest
 import torch
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
+from clients.app import ClientRuntime
 from fedsim.wire.records import from_arrays, to_arrays
-from tests.support.federation import Seeded
+from server.sums.summing import Sums
+from tests.support.federation import Seeded, observing
 
 STRATEGIES = [
     "fedsgd",
@@ -83,6 +85,23 @@ def test_no_audit_record_reaches_the_inner_strategy(federate):
     federation.start(federation.observed([], strategy=inner), num_rounds=1)
     assert len(contents) == 5
     assert all("fedsim.audit" not in content for content in contents)
+
+
+@pytest.mark.parametrize(("sums", "keeping"), [(None, {0, 1}), (Sums(clients=2), set(range(5)))])
+def test_those_alone_keep_what_their_models_saw_of_whom_something_is_seen(federate, monkeypatch, sums, keeping):
+    federation = federate(*VIT, *FEW)
+    kept, train = {}, ClientRuntime.train
+
+    def trained(runtime, pictures, client, server_round, mu=0.0, audit=False, *rest, **more):
+        kept.setdefault(server_round, set()).update({client} if audit else ())
+        return train(runtime, pictures, client, server_round, mu, audit, *rest, **more)
+
+    monkeypatch.setattr(ClientRuntime, "train", trained)
+    seen = []
+    federation.start(federation.observed(seen, observing(every=3, clients=2), sums=sums), num_rounds=2)
+    assert kept == {1: keeping, 2: set()}
+    assert len(seen) == 2
+    assert all(truth is not None for _, truth in seen)
 
 
 def test_without_audit_nobody_has_the_truth(federate):

@@ -6,6 +6,7 @@ cannot tell: that is the business of robust strategies.
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -52,6 +53,7 @@ MOST_STEPS = 2**16
 LONGEST_KEPT = 2**12
 """Characters of a protocol that is remembered as checked."""
 LONGEST_NAME = 200
+LONGEST_PATH = 2**12
 MOST_METRICS = 200
 
 TENSOR_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*", re.ASCII)
@@ -318,6 +320,11 @@ def _checked_protocol(
     return steps, batch
 
 
+def _controls(letter: str) -> bool:
+    """Whether it breaks lines or encodings; spaces and marks of other scripts are in many a picture's name."""
+    return unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
+
+
 def _check_audit(record: Any, image_shape: tuple[int, int, int], most: int) -> None:
     """Pictures, labels and names; `most` is how many the client's steps can have read."""
     check_keys("the audit record", record, AUDIT_KEYS)
@@ -329,7 +336,7 @@ def _check_audit(record: Any, image_shape: tuple[int, int, int], most: int) -> N
     for label in labels:
         whole("a label of the audit record", label, 0, 2**31 - 1)
     for name in ids:
-        if not isinstance(name, str) or not 1 <= len(name) <= 5 * LONGEST_NAME or not name.isprintable():
+        if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_PATH or any(map(_controls, name)):
             raise MalformedReply(f"the audit record names a picture {shown(name)}")
     shape = (len(labels), *image_shape)
     for key in ("images", "private"):

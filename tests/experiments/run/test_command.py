@@ -67,6 +67,21 @@ def test_a_defense_has_the_clients_pictures_where_it_evaluates_too(fedsim, monke
     assert all(held)
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("client.local_steps=70000", "client.local_steps=70000: must be few enough for 65,536 local steps a round"),
+        ("client.local_epochs=70000", "client.local_epochs=70000: must be few enough for 65,536 local steps a round"),
+    ],
+)
+def test_more_steps_than_a_reply_may_name_are_refused_before_any_training(command, tmp_path, setting, words):
+    few = ["simulation=inline", "data=digits", "model=vit_nano", "strategy=fedavg", "client.batch_size=16"]
+    code, _, err = command("fedsim", f"run_dir={tmp_path / 'run'}", *few, setting)
+    assert code == 2
+    assert words in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_attacks_read_all_rounds_of_a_client_so_far(fedsim):
     few = ["data.auxiliary_fraction=0.9", "data.test_fraction=0.05"]  # two dozen a client, all of them in each update
     settings = ["attack=[labels]", "simulation=inline", "client.batch_size=500", "observe.every=1", *few]

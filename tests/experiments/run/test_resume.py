@@ -387,6 +387,15 @@ def test_a_folder_without_a_run_is_one_clear_line(command, tmp_path, content):
     assert {path.name for path in tmp_path.iterdir()} <= {"config.yaml"}
 
 
+def test_what_clients_keep_is_counted_where_there_has_to_be_room_for_it(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(RunFolder, "check_room", lambda folder, size, what: asked.append((size, what)))
+    model = torch.nn.Linear(4, 4, bias=False)
+    resuming.check_room(RunFolder(tmp_path), model, 30.0)
+    resuming.check_room(RunFolder(tmp_path), model, 30.0, states=10)
+    assert asked[1][0] - asked[0][0] == 10 * 64
+
+
 def test_points_of_another_format_and_none_at_all_are_refused(tmp_path):
     folder = RunFolder(tmp_path)
     folder.append("metrics", {"round": 3})

@@ -111,9 +111,9 @@ def test_beyond_the_budget_pictures_are_decoded_again_and_equal(root, decodes):
     decodes.clear()
     held = whole(root, cache_bytes=5 * 3 * 8 * 8)
     assert held.images(range(20)).equal(expected)
-    held.images(range(15, 20))
+    held.images(range(5))
     assert len(decodes) == 20
-    assert held.images([0]).equal(expected[:1])
+    assert held.images([19]).equal(expected[19:])
     assert len(decodes) == 21
 
 

@@ -69,15 +69,14 @@ def test_exif_orientation_is_undone():
     assert np.array_equal(turned[0].numpy(), RAMP[10:30][::-1])
 
 
-def test_the_cache_drops_the_least_recently_used():
+def test_what_is_kept_is_found_in_every_pass_through_more_than_there_is_room_for():
     cache = ImageCache(max_bytes=3 * 12)
     pictures = {row: torch.full((3, 2, 2), row, dtype=torch.uint8) for row in range(4)}
-    for row in range(3):
+    found = []
+    for row in (*range(4), *range(4)):
+        found.append(cache.get(("train", row)))
         cache.put(("train", row), pictures[row])
-    assert cache.get(("train", 0)) is not None
-    cache.put(("train", 3), pictures[3])
-    assert cache.get(("train", 1)) is None
-    assert cache.get(("train", 0)) is pictures[0]
+    assert found == [None] * 4 + [pictures[row] for row in range(3)] + [None]
     assert (len(cache), cache.num_bytes) == (3, 36)
 
 

@@ -48,6 +48,8 @@ def test_observations_and_truths_come_back(seen, pending, said, tmp_path):
     assert pending.names() == {"round-00001-client-00000", "round-00001-client-00001"}
     assert len(list(tmp_path.glob("pending/round-00001/global-*.safetensors"))) == 1
     found = list(PendingObservations(tmp_path / "pending", tmp_path / "observations").load(1, said.append))
+    (first, _), (second, _) = found
+    assert all(second.global_state[name] is tensor for name, tensor in first.global_state.items())
     for (observation, truth), (expected, expected_truth) in zip(found, seen, strict=True):
         assert observation.protocol == expected.protocol
         for name, tensor in expected.update.tensors.items():

@@ -200,10 +200,21 @@ def test_the_observations_of_a_round_share_one_state_in_the_store(observed, monk
     monkeypatch.setattr(scheduling, "ray", SimpleNamespace(remote=lambda cls: cls, put=lambda value: object()))
     scheduler = RayAttacks({"a": {"_target_": FAULTY, "fault": "none"}}, 0, lambda *_: None)
     (first, _), (second, _) = observed
-    put = [scheduler._put_state(one.global_state) for one in (first, second)]
+    put = [scheduler._put_shared(scheduling._shared_of(one)) for one in (first, second)]
     assert put[0] is put[1]
     later = {name: tensor.clone() for name, tensor in first.global_state.items()}
-    assert scheduler._put_state(later) is not put[0]
+    assert scheduler._put_shared(later) is not put[0]
+
+
+def test_public_images_lie_beside_the_state_and_come_back_with_it(observed):
+    one = observed[0][0].with_public_images(torch.rand(3, 3, 8, 8), torch.tensor([0, 1, 2]))
+    light = scheduling._light(one)
+    assert (light.global_state, light.public_images) == ({}, None)
+    again = scheduling._whole(light, scheduling._shared_of(one))
+    assert again.global_state.keys() == one.global_state.keys()
+    assert torch.equal(again.public_images.pixels, one.public_images.pixels)
+    assert again.public_images.labels.tolist() == [0, 1, 2]
+    assert scheduling._whole(light, one.global_state).public_images is None
 
 
 def test_clients_without_room_get_that_of_attacks_and_no_attack_is_lost(observed, ray_on_this_machine):

@@ -50,6 +50,12 @@ def test_an_honest_reply_passes(kind, wire, audited):
     check(honest(kind, 1, audited, wire), kind, 1)
 
 
+def test_pictures_may_have_any_name_of_one_line():
+    content = honest("delta", 1)
+    content[AUDIT]["ids"] = ["cat/3.04.05\u202fPM.png", "\u5199\u771f\u3000\u00a0\u00ad\U0001fae8.jpg"]
+    check(content, "delta", 1)
+
+
 def test_skipped_steps_are_a_metric_that_clients_report():
     content = honest("delta", 1)
     content[METRICS]["skipped_steps"] = 2.0
