@@ -35,6 +35,8 @@ COLUMNS = (
     "seconds",
 )
 
+BEFORE = ("guess_psnr", "seen_guess_psnr", "content", "grey_psnr", "seen_grey_psnr")
+"""What is known of an image without any attack on it."""
 FRAMES_KEPT = 12
 """Pictures in a strip of frames: the first, the last, and evenly spaced ones between; their PSNR is kept of all."""
 
@@ -74,6 +76,7 @@ class ResultWriter:
         self.written = len(rows)
         self.done = {(row["observation"], row["attack"]) for row in rows if row["status"] != "failed"}
         self._ended: dict[str, set[str]] = {}
+        self._known: tuple[str, list[dict[str, Any]]] = "", []
         for row in rows:
             self._ended.setdefault(row["observation"], set()).add(row["attack"])
         self._write_csv(rows)
@@ -127,18 +130,11 @@ class ResultWriter:
         else:  # as many as the update holds, as `held_against` counts them
             held = 0 if rebuilt is None else len(rebuilt[: result.batch_size or None])
             per_image = [ImageScore(f"{result.observation}/{i}", i) for i in range(held)]
-        originals = [] if truth is None else list(truth.originals)  # none of a client that failed
+        known = [] if truth is None else self._before_any_attack(result.observation, truth)
         rows = []
         for index, image in enumerate(per_image):
             row: dict[str, Any] = {**image.to_dict(), "original": None, "reconstruction": None, "frames": None}
-            row["guess_psnr"] = row["seen_guess_psnr"] = row["content"] = None
-            row["grey_psnr"] = row["seen_grey_psnr"] = None
-            if truth is not None and index < len(originals):
-                row["guess_psnr"] = self._guess_psnr(originals[index])
-                row["seen_guess_psnr"] = self._guess_psnr(truth.images[index])
-                row["grey_psnr"] = _grey_psnr(originals[index])
-                row["seen_grey_psnr"] = _grey_psnr(truth.images[index])
-                row["content"] = content_of(originals[index])
+            row |= known[index] if index < len(known) else dict.fromkeys(BEFORE)
             if rebuilt is not None and image.reconstruction is not None:
                 row["reconstruction"] = self._save(rebuilt[image.reconstruction], f"{stem}-{index:04d}.png")
                 if frames:
@@ -148,6 +144,16 @@ class ResultWriter:
                     row["original"] = self._save(truth.images[index], f"{result.observation}-{index:04d}-original.png")
             rows.append(row)
         return rows
+
+    def _before_any_attack(self, observation: str, truth: GroundTruth) -> list[dict[str, Any]]:
+        """`BEFORE` of each original, none of a client that failed; computed once for results that follow each other."""
+        if self._known[0] != observation:
+            rows = []
+            for own, seen in zip(truth.originals, truth.images, strict=False):
+                guesses, greys = (self._guess_psnr(own), self._guess_psnr(seen)), (_grey_psnr(own), _grey_psnr(seen))
+                rows.append(dict(zip(BEFORE, (*guesses, content_of(own), *greys), strict=True)))
+            self._known = observation, rows
+        return self._known[1]
 
     @cached_property
     def _guess(self) -> Tensor | None:

@@ -88,6 +88,18 @@ def test_it_is_written_with_each_result_and_held_against_the_private_picture(tmp
         pytest.approx(20 * math.log10(2), abs=1e-4)
     ] * 2
     assert rows[2]["images"] == []
+
+
+def test_what_needs_no_attack_is_computed_once_for_the_results_of_an_observation(tmp_path, monkeypatch):
+    computed = []
+    monkeypatch.setattr("server.attack_queue.results.content_of", lambda image: computed.append(1) or "x")
+    writer = ResultWriter(RunFolder(tmp_path), Trackers({}, tmp_path), "vit", [])
+    truth = GroundTruth(torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]), ("a", "b"))
+    for client, attack in ((0, "dlg"), (0, "labels"), (1, "dlg")):
+        writer.write(AttackResult(f"o{client}", attack, "refused", "why", server_round=1, client=client), truth)
+    assert len(computed) == 4
+    rows = [json.loads(line) for line in (tmp_path / "attacks.jsonl").read_text().splitlines()]
+    assert rows[0]["images"] == rows[1]["images"]
     assert asked == [1]
 
 
