@@ -25,7 +25,7 @@ class Victim:
         params: those whose update was shared, by name.
         fixed: all other parameters and buffers.
         unshared: of these the parameters that the client trains too.
-        own: names of those that it trains for itself alone: no defense sees them.
+        own: names of those that it trains for itself alone: no defense sees them in what is shared.
         masked: rows of the position embedding in whose place the client's model took one that all share.
         embeddings: the names of the two, where rows are masked.
         buffers: names in `fixed` of what a forward pass may write to, as a counter of steps.

@@ -310,7 +310,7 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
         # Asked for by the operator of the simulation, and only of clients that the server observes.
         observed: list[int] = instructions.get(AUDITED, [])  # type: ignore[assignment]
-        audit = runtime.config.audit is True and message.metadata.dst_node_id in observed
+        audit = runtime.config.audit is True and partition_id in observed
         memory = _kept(context, MEMORY)
         result = runtime.train(images, partition_id, server_round, proximal_mu, audit, memory, changes=False)
         num_examples = result.protocol.batch_size if runtime.settings.share == "gradient" else len(images)
@@ -343,22 +343,21 @@ def with_data(
     build: Callable[[AnyConfig, FederatedData], ClientApp],
     divided: Sequence[list[int]],
     config: AnyConfig,
-    workers: int = 1,
+    beside: int,
 ) -> ClientApp:
     """A ClientApp with its data loaded: a worker that lacks them fails as it starts, not in a round.
 
     Args:
         divided: `FederatedData.partitions` of the process that starts the workers.
-        workers: how many there are.
+        beside: workers on a machine.
     """
-    return build(config, build_data(config, divided, _cache_bytes(workers)))
+    return build(config, build_data(config, divided, cache_bytes(beside)))
 
 
-def _cache_bytes(workers: int) -> int:
+def cache_bytes(beside: int) -> int:
     """Of decoded pictures that one of so many workers keeps: a quarter of a machine's memory is for all of them."""
-    here = min(workers, os.cpu_count() or 1)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(CACHE_BYTES, memory // 4 // max(1, here))
+    return min(CACHE_BYTES, memory // 4 // max(1, beside))
 
 
 def _kept(context: Context, name: str) -> State:

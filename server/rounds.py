@@ -131,9 +131,7 @@ class Rounds:
         nodes = sorted(message.metadata.dst_node_id for message in messages)
         self._asked = [self._client_of(node) for node in nodes]
         if self._observer is not None:
-            seen = self._observer.looks_at(server_round, self._asked)
-            audited = [node for node, client in zip(nodes, self._asked, strict=True) if client in seen]
-            instruct(messages, {AUDITED: audited})
+            instruct(messages, {AUDITED: sorted(self._observer.looks_at(server_round, self._asked))})
         if self._worker_sums is not None:
             ask_for_sums(messages, self._worker_sums.observed(server_round, nodes), self._worker_sums.size)
         return _in_order(messages)

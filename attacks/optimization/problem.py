@@ -205,7 +205,10 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
     limit = gradient_norm(observation, choice)
     if not sized or limit is None:
         return GradientMap(victim)
-    return ClippedGradient(victim, limit, by_defense=limit != observation.protocol.max_grad_norm)
+    if limit == observation.protocol.max_grad_norm:
+        return ClippedGradient(victim, limit)
+    example = any(isinstance(one, Clips) and one.per == "example" for one in observation.effects)
+    return ClippedGradient(victim, limit, added=0.0, own=example)
 
 
 def check_labels(labels: Sequence[int], observation: Observation) -> None:

@@ -126,7 +126,8 @@ class Setup:
     def check_steps(self) -> None:
         """Raises ConfigError: a client of these partitions would take more local steps than a reply may name."""
         client = self.config.client
-        epoch = ceil(max(self.data.partition_sizes()) / client.batch_size)
+        most = max(self.data.partition_sizes()[: self.run_config.num_clients])
+        epoch = ceil(most / client.batch_size)
         steps = client.local_epochs * epoch if client.local_steps is None else client.local_steps
         if client.share != "gradient" and steps > MOST_STEPS:
             key, value = "client.local_steps", client.local_steps

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ from fedsim.report.wording import count, percent
 from fedsim.settings.commands import RunConfig
 from fedsim.settings.schema import parse, plain
 from fedsim.simulation import InlineGrid, SimulatedGrid, partition_of
-from fedsim.simulation.placement import anywhere
+from fedsim.simulation.placement import anywhere, living_nodes
 from fedsim.simulation.shipping import absolute
 from fedsim.storage.durable import sync_all
 from fedsim.storage.run_folder import RunFolder
@@ -120,7 +121,8 @@ def run_federated(
             open_folder(config, root)
         keep_content(folder, federated_content(setup), "resume" if resumed else "run_dir")
         errors = any(getattr(one, "error_feedback", False) for one in setup.defenses.wrappers)
-        check_room(folder, setup.model, config.resume_every_seconds, config.num_clients * errors)
+        keeping = min(config.num_clients, clients_a_round(config) * config.num_rounds) if errors else 0
+        check_room(folder, setup.model, config.resume_every_seconds, keeping)
         pending = PendingObservations(folder.resume_points / "pending", folder.observations, setup.recorded)
         point = go_back(folder, pending, config.resume_every_seconds) if resumed else None
         start -= 0.0 if point is None else point.seconds
@@ -185,9 +187,10 @@ def make_grid(setup: Setup) -> SimulatedGrid:
     wanted, workers = placement(config), worker_counts(config, config.num_clients)
     on_cluster = config.ray.address is not None
     shipped = absolute(plain(on_nodes(config))) if on_cluster else config
+    beside = ceil(workers / max(1, len(living_nodes()))) if on_cluster else workers
     return RayGrid(
         config.num_clients,
-        partial(with_data, build_client_app, setup.data.partitions(), shipped, workers),
+        partial(with_data, build_client_app, setup.data.partitions(), shipped, beside),
         workers=workers,
         threads=simulation.threads,
         request=wanted.clients,

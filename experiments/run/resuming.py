@@ -114,10 +114,11 @@ def check_room(folder: RunFolder, model: nn.Module, every: float | None, states:
     """Raises ConfigError where the disk has less room than one resume point, or one checkpoint, takes.
 
     Args:
-        states: clients that each keep as much as a model, which is in a resume point too.
+        states: clients that each keep as much as what they train, which is in a resume point too.
     """
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    trained = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
     if every is None:
         folder.check_room(size, "a checkpoint")
     else:
-        folder.check_room((STATES_IN_A_POINT + states) * size, "a resume point")
+        folder.check_room(STATES_IN_A_POINT * size + states * trained, "a resume point")

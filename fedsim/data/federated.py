@@ -33,7 +33,7 @@ class FederatedData:
 
     The partitioner works on labels and natural ids alone, so partitions cost no decoding. It is copied: one object
     may serve several `FederatedData`. Without a partitioner a single client holds the whole training set.
-    Decoded pictures are kept, as bytes, up to `cache_bytes` for all sets together.
+    Decoded pictures are kept, as bytes, up to `cache_bytes` for all clients together, and as many for all others.
 
     Args:
         divided: `partitions` of another process that has the same data; no partitioner is asked then.
@@ -54,7 +54,7 @@ class FederatedData:
         self._splits = source.load()
         self._partitioner = copy.deepcopy(partitioner)
         self._image_size = image_size
-        self._cache = ImageCache(cache_bytes)
+        self._cache, self._cache_of_others = ImageCache(cache_bytes), ImageCache(cache_bytes)
         self._clients: dict[int, ImageSet] = {}
         self._divided = divided
         self._indices: dict[int, list[int]] = {}
@@ -134,7 +134,8 @@ class FederatedData:
         return type(self._partitioner).__name__
 
     def _image_set(self, split: str, rows: range | list[int]) -> ImageSet:
-        return ImageSet(getattr(self._splits, split), rows, self._image_size, self._cache, split)
+        cache = self._cache if split == "train" else self._cache_of_others
+        return ImageSet(getattr(self._splits, split), rows, self._image_size, cache, split)
 
     def _partition(self, partition_id: int) -> list[int]:
         """Row numbers of the training set."""

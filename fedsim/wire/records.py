@@ -25,7 +25,7 @@ ARRAYS, CONFIG, METRICS, UPDATE, AUDIT = "arrays", "config", "metrics", "fedsim.
 NUM_EXAMPLES, SERVER_ROUND, TRAIN_LOSS = "num-examples", "server-round", "train_loss"
 SKIPPED_STEPS = "skipped_steps"
 AUDITED = "fedsim.audited"
-"""In a round's instructions: the nodes that the server observes, of which alone an audit record is of use."""
+"""In a round's instructions: the clients that the server observes, of whom alone an audit record is of use."""
 
 
 def instruct(messages: Iterable[Message], values: Mapping[str, Any]) -> None:

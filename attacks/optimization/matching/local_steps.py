@@ -46,14 +46,14 @@ class ClippedGradient(UpdateMap):
     """∂L/∂θ at the weights that the server sent, as training clips it.
 
     Args:
-        by_defense: a defense does, which sees nothing that the client trains for itself alone.
+        own: what the client trains for itself alone counts in the norm, as in all but what is clipped when shared.
     """
 
-    def __init__(self, victim: Victim, max_grad_norm: float, by_defense: bool = False) -> None:
+    def __init__(self, victim: Victim, max_grad_norm: float, added: float = ADDED, own: bool = True) -> None:
         super().__init__(victim)
         self.max_grad_norm = max_grad_norm
-        self.added = 0.0 if by_defense else ADDED
-        self._unshared = {n: p for n, p in victim.unshared.items() if not (by_defense and n in victim.own)}
+        self.added = added
+        self._unshared = {n: p for n, p in victim.unshared.items() if own or n not in victim.own}
 
     def __call__(self, variables: Variables) -> State:
         params = self.victim.params

@@ -3,7 +3,14 @@
 import pytest
 from flwr.serverapp.strategy import FedAvg
 
-from experiments.cli.validation import all_train, build_strategy, check_federated, check_strategy, clients_a_round
+from experiments.cli.validation import (
+    all_train,
+    build_strategy,
+    check_federated,
+    check_strategy,
+    clients_a_round,
+    replies_a_round,
+)
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import RunConfig
 from fedsim.settings.schema import parse
@@ -55,6 +62,9 @@ def around(name: str, outer: dict[str, object] = FIXED, **inner: object) -> dict
 def test_a_wrapped_strategy_samples_the_clients_of_a_round() -> None:
     half = parse(RunConfig, around("FedAvg", fraction_train=0.5, min_train_nodes=1))
     assert clients_a_round(half) == 2
+    assert replies_a_round(half) == 2 + 5  # all evaluate, where a strategy says nothing else
+    apart = around("FedAvg", fraction_train=0.5, min_train_nodes=1, fraction_evaluate=0.0)
+    assert replies_a_round(parse(RunConfig, apart)) == 2
     assert not all_train(half)
     check_federated(half)
     assert all_train(parse(RunConfig, around("FedAvg")))

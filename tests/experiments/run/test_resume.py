@@ -390,7 +390,7 @@ def test_a_folder_without_a_run_is_one_clear_line(command, tmp_path, content):
 def test_what_clients_keep_is_counted_where_there_has_to_be_room_for_it(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(RunFolder, "check_room", lambda folder, size, what: asked.append((size, what)))
-    model = torch.nn.Linear(4, 4, bias=False)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 9).requires_grad_(False))
     resuming.check_room(RunFolder(tmp_path), model, 30.0)
     resuming.check_room(RunFolder(tmp_path), model, 30.0, states=10)
     assert asked[1][0] - asked[0][0] == 10 * 64

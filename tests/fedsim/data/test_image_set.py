@@ -106,6 +106,14 @@ def test_the_cache_is_shared_between_a_client_and_the_training_set(root, decodes
     assert len(decodes) == len(set(decodes)) == 18
 
 
+def test_clients_pictures_take_no_room_from_the_servers_own(root, decodes):
+    data = FederatedData(ImageFolder(root), None, image_size=8, cache_bytes=3 * 8 * 8)
+    data.train.images(range(16))
+    decodes.clear()
+    assert data.test.images([0]).equal(data.test.images([0]))
+    assert len(decodes) == 1
+
+
 def test_beyond_the_budget_pictures_are_decoded_again_and_equal(root, decodes):
     expected = whole(root).images(range(20))
     decodes.clear()

@@ -5,6 +5,7 @@ import PIL.Image
 import pytest
 import torch
 
+from clients.app import cache_bytes
 from fedsim.data.pictures import ImageCache, decode
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8)[:, None], (1, 20))  # 40 rows high, 20 wide
@@ -78,6 +79,14 @@ def test_what_is_kept_is_found_in_every_pass_through_more_than_there_is_room_for
         cache.put(("train", row), pictures[row])
     assert found == [None] * 4 + [pictures[row] for row in range(3)] + [None]
     assert (len(cache), cache.num_bytes) == (3, 36)
+
+
+@pytest.mark.parametrize("beside", [1, 16, 100])
+def test_workers_share_a_quarter_of_the_memory(beside, monkeypatch):
+    pages = {"SC_PHYS_PAGES": 16 * 2**18, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr("os.sysconf", pages.get)
+    assert beside * cache_bytes(beside) <= 4 * 2**30
+    assert cache_bytes(beside) >= 4 * 2**30 // beside - 1
 
 
 def test_a_picture_beyond_the_budget_is_not_kept():

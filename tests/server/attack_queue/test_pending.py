@@ -59,6 +59,14 @@ def test_observations_and_truths_come_back(seen, pending, said, tmp_path):
     assert said == []
 
 
+def test_public_images_of_a_round_are_there_once(seen, pending, said):
+    public = torch.rand(3, 3, 8, 8)
+    pending.keep([unfinished((one.with_public_images(public), truth)) for one, truth in seen])
+    (first, _), (second, _) = pending.load(1, said.append)
+    assert first.public_images is second.public_images
+    assert len(first.public_images) == 3
+
+
 def test_a_recorded_observation_is_not_written_twice(seen, pending, said, tmp_path):
     one = unfinished(seen[0])
     seen[0][0].save(tmp_path / "observations" / one.name)
