@@ -158,6 +158,12 @@ def _clips_unshared(observation: Observation, choice: str) -> bool:
 
 
 def _clip_norm(observation: Observation, choice: str) -> float | None:
+    found = _tightest(observation, choice)
+    return None if found is None else found[0]
+
+
+def _tightest(observation: Observation, choice: str) -> tuple[float, Clips] | None:
+    """The norm of `_clip_norm`, and whose it is."""
     clips = [effect for effect in observation.effects if isinstance(effect, Clips) and clips_whole(effect, observation)]
     clips = [clip for clip in clips if math.isfinite(clip.max_norm)]
     if choice == "unroll":  # an example's clip is within its step
@@ -165,7 +171,8 @@ def _clip_norm(observation: Observation, choice: str) -> float | None:
     if not clips:
         return None
     scale = unit_scale(observation)
-    return min(clip.max_norm / (scale if clip.per == "update" else 1.0) for clip in clips)
+    norms = [(clip.max_norm / (scale if clip.per == "update" else 1.0), clip) for clip in clips]
+    return min(norms, key=lambda found: found[0])
 
 
 def _example_norm(observation: Observation) -> float | None:
@@ -205,10 +212,10 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
     limit = gradient_norm(observation, choice)
     if not sized or limit is None:
         return GradientMap(victim)
-    if limit == observation.protocol.max_grad_norm:
+    tightest = _tightest(observation, choice)
+    if tightest is None or limit == observation.protocol.max_grad_norm:
         return ClippedGradient(victim, limit)
-    example = any(isinstance(one, Clips) and one.per == "example" for one in observation.effects)
-    return ClippedGradient(victim, limit, added=0.0, own=example)
+    return ClippedGradient(victim, limit, added=0.0, own=tightest[1].per == "example")
 
 
 def check_labels(labels: Sequence[int], observation: Observation) -> None:

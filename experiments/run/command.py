@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +186,8 @@ def make_grid(setup: Setup) -> SimulatedGrid:
     wanted, workers = placement(config), worker_counts(config, config.num_clients)
     on_cluster = config.ray.address is not None
     shipped = absolute(plain(on_nodes(config))) if on_cluster else config
-    beside = ceil(workers / max(1, len(living_nodes()))) if on_cluster else workers
+    room = max((node.room(wanted.clients) for node in living_nodes()), default=1) if on_cluster else workers
+    beside = max(1, min(workers, room))
     return RayGrid(
         config.num_clients,
         partial(with_data, build_client_app, setup.data.partitions(), shipped, beside),

@@ -178,15 +178,16 @@ def test_what_is_withheld_and_trained_moves_in_the_steps_too(defenses, cpu):
         torch.testing.assert_close(-update_scale(seen.protocol) * simulated[key], change, rtol=1e-6, atol=1e-12)
 
 
-DP = {"dp_sgd": {"max_grad_norm": 0.1, "noise_multiplier": 0.0}}
+DP, WIDE = ({"dp_sgd": {"max_grad_norm": norm, "noise_multiplier": 0.0}} for norm in (0.1, 10.0))
+CLIP = {"gradient_clip": {"max_norm": 0.1}}
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("clip", [None, {"gradient_clip": {"max_norm": 0.1}}, DP])
-def test_a_pair_of_the_clients_own_moves_in_its_first_steps_and_no_defense_sees_it(clip, steps, cpu):
+@pytest.mark.parametrize("clips", [(), (CLIP,), (DP,), (WIDE, CLIP)], ids=["none", "update", "example", "both"])
+def test_a_pair_of_the_clients_own_moves_in_its_first_steps_and_no_defense_sees_it(clips, steps, cpu):
     vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10, dtype="float64"), (), 0).build(keep=True)
     image, pair = torch.rand(1, 3, 8, 8, dtype=torch.float64), {"lora": {"aggregate": "local_pair"}}
-    defense = [clip, {"withhold": {"patterns": ["head.*"]}}] if clip else []
+    defense = [*clips, {"withhold": {"patterns": ["head.*"]}}] if clips else []
     seen = fedsim.observe(vit, image, [3], share="delta", local_steps=steps, lr=0.5, finetune=pair, defense=defense)
     victim = make_victim(seen, seen.update.tensors, cpu, fused_attention=False)
     choice = local_updates("auto", seen)
