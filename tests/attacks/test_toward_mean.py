@@ -16,7 +16,7 @@ from defenses.base import DefenseChain
 from experiments.engine.guess import seen_through
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.effects import Clips
-from fedsim.models import Architecture, ModelSpec, Normaliser
+from fedsim.models import Architecture, ModelSpec
 
 
 def digits(first, last):
@@ -102,7 +102,7 @@ def test_one_image_for_a_mixed_batch_ends_at_the_public_mean_or_above(defense):
     public = digits(1000, 1512)
     chain = DefenseChain({"mixing": defense()})
     chain.wrap_model(vit)
-    through = seen_through(chain, Normaliser(vit), 2, torch.Generator().manual_seed(1))
+    through = seen_through(chain, vit, 2, torch.Generator().manual_seed(1))
     prior = PublicPrior.of(public, through(public))
     errors = []
     for index in range(12):
