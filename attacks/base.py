@@ -42,6 +42,11 @@ class Needs:
     auxiliary: bool = False
 
 
+def is_ours(part: object) -> bool:
+    """Whether its class is one of this package's, and no plug-in's."""
+    return type(part).__module__.partition(".")[0] == __package__
+
+
 class Attack(ABC):
     """Subclass it, set `needs`, write `run`, and add `conf/attack/NAME.yaml` with its `_target_` and what it
     `knows` beside the shared tensors and the protocol.
@@ -252,8 +257,7 @@ class Attack(ABC):
         if not self.certify:
             return uncertified(result, "left out: certify=false")
         result = confirmed(observation, result, self.bound)
-        ours = type(self).__module__.partition(".")[0] == __package__
-        return result if ours or result.images is not None else labels_confirmed(observation, result)
+        return result if is_ours(self) or result.images is not None else labels_confirmed(observation, result)
 
     def check(self, observation: Observation) -> None:
         """Refuse an observation that lacks what `needs` names."""

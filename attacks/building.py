@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.base import Attack
+from attacks.base import Attack, is_ours
 from fedsim.errors import ConfigError
 from fedsim.observation import Observation
 from fedsim.settings.components import TARGET, build_component
@@ -127,7 +127,7 @@ def handed_to(attack: object, observations: Sequence[Observation]) -> list[Obser
 def _ours(attack: object) -> bool:
     """Whether it is one of this package's, and so is what goes on from it."""
     stages = [one for one in (attack, getattr(attack, "then", None)) if one is not None]
-    return all(type(one).__module__.partition(".")[0] == __package__ for one in stages)
+    return all(map(is_ours, stages))
 
 
 def _tensors(named: Mapping[str, Any]) -> list[Tensor]:
