@@ -23,6 +23,14 @@ SECONDS_TO_ANSWER = 5.0
 STARTS = 3
 """Attempts at a Ray of one's own; each waits 30 s, which Ray does not let us choose."""
 SLOW_START = "timed out during startup"
+UNWATCHED = {
+    "enable_metrics_collection": False,
+    "event_stats": False,
+    "task_events_report_interval_ms": 0,
+    "max_direct_call_object_size": 2**20,
+}
+"""Of a Ray of one's own that has no dashboard: nobody would look at what its processes report of each other, and what a
+worker returns goes straight to who asked up to 1 MiB, not 100 KB: a small model's update, without Ray's store."""
 
 
 @contextmanager
@@ -54,6 +62,7 @@ def ray_cluster(
         _bind_to_loopback()
         options |= {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
         options |= {"dashboard_host": "127.0.0.1", "address": "local"}
+        options |= {} if dashboard else {"_system_config": UNWATCHED}
     else:
         _check_answer(address)
         options |= {"address": address, "runtime_env": dict(runtime_env or {})}

@@ -110,6 +110,20 @@ def test_what_travels_is_handed_to_ray(without_ray, open_port, monkeypatch):
     assert "num_cpus" not in seen
 
 
+@pytest.mark.parametrize("dashboard", [False, True])
+def test_a_ray_that_nobody_watches_reports_nothing_and_one_with_a_dashboard_all(without_ray, monkeypatch, dashboard):
+    seen = {}
+    monkeypatch.setattr(ray, "init", lambda **options: seen.update(options))
+    with ray_cluster(None, 1, 0, dashboard=dashboard):
+        pass
+    settings = seen.get("_system_config", {})
+    assert seen["include_dashboard"] is dashboard
+    assert ("enable_metrics_collection" in settings, settings.get("task_events_report_interval_ms")) == (
+        not dashboard,
+        None if dashboard else 0,
+    )
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_a_handler_of_sigterm_stays_the_commands_own(without_ray, monkeypatch, own):
     def of_ray(number, frame):
