@@ -1,8 +1,10 @@
 """What every defense is: hooks on a client's model, batch, loss, gradient and update, each the identity by default."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from logging import getLogger
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +20,8 @@ from fedsim.models.architecture import wrapped_by
 from fedsim.models.roles import ViTRoles, find_roles
 from fedsim.observation import Observation
 from fedsim.update import State, Update, under
+
+logger = getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,11 @@ class DefenseChain(Defense):
         if turn is None or turn.pictures is None:
             return None
         if COPIES not in turn.memory:
-            turn.memory[COPIES] = torch.tensor(most_copies(turn.pictures))
+            try:
+                turn.memory[COPIES] = torch.tensor(most_copies(turn.pictures))
+            except ConfigError as error:  # one that no batch may need
+                logger.warning("nothing is proven of a client whose images cannot all be compared: %s", error)
+                return replace(proven, mu=math.inf)
         return with_copies(proven, int(turn.memory[COPIES]))
 
     def gaussian_dp(self) -> GaussianDP | None:

@@ -180,7 +180,7 @@ def _alike(observations: Sequence[Observation]) -> list[list[int]]:
     for index, observation in enumerate(observations):
         update = observation.update
         key = (
-            id(observation.global_state),
+            tuple((name, id(tensor)) for name, tensor in sorted(observation.global_state.items())),
             observation.protocol,
             update.kind,
             tuple(sorted(update.tensors)),

@@ -26,11 +26,12 @@ class LocalDP(Defense):
     that is enough for any ε (Balle and Wang 2018). Unlike the mod's the noise comes from the client's generator and a
     zero update is no division by zero.
 
-    The guarantee is for the whole update: any two that this client could send are told apart no better than (ε, δ)
-    allows, one whose norm is not finite counting as zero, and a defense behind it makes no more of them as long as it
-    reads the update alone (leakage_gate reads the client's pictures too, and refuses to stand beside it). ε is for one
-    round; `measurements` says what the noise amounts to over all rounds, exactly, for the sensitivity 2C that any two
-    clipped updates have. The training loss and the number of pictures are reported as they are, outside of it.
+    The guarantee is for the whole update: any two that this client could send are told apart no better than the ε that
+    `measurements` reports allows, one whose norm is not finite counting as zero, and a defense behind it makes no more
+    of them as long as it reads the update alone (leakage_gate reads the client's pictures too, and refuses to stand
+    beside it). That ε is exact, over all rounds, for the sensitivity 2C that any two clipped updates have; the setting
+    is that of one round where `sensitivity` is 2C and ε < 1, or with `analytic`. Otherwise it may be less than what is
+    spent. The training loss and the number of pictures are reported as they are, outside of it.
 
     Args:
         clipping_norm: C, of all floating-point tensors together.

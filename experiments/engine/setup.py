@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from logging import getLogger
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ from fedsim.wire.reply.checks import MOST_STEPS, ReplyRules
 from server.attack_queue.results import ResultWriter
 from server.attack_queue.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.sums.summing import Sums
+
+logger = getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,11 @@ class Setup:
         if not private or not simulated:
             return None
         say_doing("comparing the clients' images with each other, which a theorem asks for")
-        return most_holders(self.data.client(number) for number in range(self.run_config.num_clients))
+        try:
+            return most_holders(self.data.client(number) for number in range(self.run_config.num_clients))
+        except ConfigError as error:  # a client fails that needs the image, and no other
+            logger.warning("no theorem is stated, since not all of the clients' images can be compared: %s", error)
+            return None
 
     def factory(self) -> ObservationFactory:
         config = self.config

@@ -13,6 +13,7 @@ from typing import Any, Self
 from experiments.cli.progress import Bars
 from experiments.matrix.rows import Asked
 from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd, judges_updates, updates_of
+from fedsim.report.compare.settings import flatten
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.read import over_seeds, read_cells, read_counts, read_training
 from fedsim.report.matrix.wording import counts_text, leakage_text
@@ -22,6 +23,9 @@ from fedsim.settings.schema import plain
 from fedsim.storage.json_objects import DamagedFileError, read_object
 
 logger = getLogger(__name__)
+
+NOT_TRAINED = ("seed", "defense", "audit", "attack", "observe", "ray", "tracker", "simulation")
+"""Of a training's settings: what is no part of how a row's model is trained, its defense apart."""
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -223,6 +227,8 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
         measured=over_seeds([measured for _, _, measured, *_ in results], len(trainings)),
         client_failures=sum(raised for *_, raised, _ in results),
         unchanged=sum(unchanged for *_, unchanged in results),
+        own=_own(progress.units[0].config, trainings[0].config) if trainings else (),
+        attacked=sum(_releases(unit.config["client"]) for unit in audits),
         trainings={unit.label: progress.stage(unit) for unit in trainings},
         audits={unit.label: progress.stage(unit) for unit in audits},
         cells=tuple(cell for unit in begun for cell in progress.cells(unit)),
@@ -232,6 +238,18 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
             {column.name for column in progress.columns if column.blind},
         ),
     )
+
+
+def _releases(client: Mapping[str, Any]) -> int:
+    """Of an image in one update of an audit, whose client holds no other images than those of its one batch."""
+    return 1 if client["share"] == "gradient" else int(client["local_steps"] or client["local_epochs"])
+
+
+def _own(first: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a row's training is set to, other than the first's and besides its defense."""
+    before, now = (flatten({key: one[key] for key in one if key not in NOT_TRAINED}) for one in (first, config))
+    keys = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    return tuple(f"{key}={now.get(key)}" for key in keys)
 
 
 def _as_trained(config: Mapping[str, Any]) -> dict[str, Any]:

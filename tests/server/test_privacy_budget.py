@@ -11,6 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from defenses import DefenseChain, GradientNoise
 from fedsim.data.tensors import TensorImages
+from fedsim.errors import ConfigError
 from fedsim.report.run.bounds.over_rounds import released
 from fedsim.simulation import partition_of
 from fedsim.update import LocalProtocol, Update
@@ -247,3 +248,27 @@ def test_a_resumed_run_remembers_it():
     reported(first, 1, replies({"a_epsilon": 8.0}))
     second.load_state_dict(first.state_dict())
     assert dict(reported(second, 2, replies(None, {"a_epsilon": 3.0}))[1]) == {"a_epsilon": 8.0}
+
+
+def test_an_image_that_cannot_be_read_costs_the_theorem_and_ends_nothing(federate, monkeypatch):
+    """No batch needs the third image of the first client."""
+
+    class Torn(TensorImages):
+        def images(self, indices):
+            if 2 in list(indices):
+                raise ConfigError("data.path", "torn.jpg", "a picture that can be decoded")
+            return super().images(indices)
+
+    options = ["num_clients=2", "defense=[dp_sgd]", "client.batch_size=2", "client.local_steps=1"]
+    federation = federate("strategy=fedavg", *options)
+    setup = federation.setup
+    images, labels = setup.data.train.images(range(6)), setup.data.train.labels[:6]
+    held = [Torn(images[:3], labels[:3]), TensorImages(images[3:], labels[3:])]
+    monkeypatch.setattr(setup.data, "client", lambda number: held[number])
+    monkeypatch.setattr("torch.randperm", lambda count, **_: torch.arange(count))
+    assert setup.holders(simulated=True) is None
+    rounds = federation.rounds(holders=1)
+    federation.start(rounds, num_rounds=1)
+    round_ = rounds.take()
+    assert not round_.failures
+    assert round_.metrics["dp_sgd_gdp_mu"] == math.inf, "of the client that holds it nothing is proven"

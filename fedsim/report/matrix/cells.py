@@ -99,6 +99,8 @@ class MatrixRow:
             training; ε of DP-SGD, the largest of all).
         client_failures: how often a client raised in all trainings together.
         unchanged: rounds of all trainings together that aggregated nothing.
+        own: what is set of its training besides the defense, other than the first row's.
+        attacked: releases of an image in the updates that are attacked, beside those of a training.
         trainings: by seed; audits: by state.
         counts: over all its attacks that read what was shared, in all states; None where an earlier version counted
             less.
@@ -114,6 +116,8 @@ class MatrixRow:
     measured: dict[str, float] = field(default_factory=dict)
     client_failures: int = 0
     unchanged: int = 0
+    own: tuple[str, ...] = ()
+    attacked: int = 0
     trainings: dict[str, RowState] = field(default_factory=dict)
     audits: dict[str, RowState] = field(default_factory=dict)
     cells: tuple[MatrixCell, ...] = ()
@@ -133,11 +137,11 @@ class MatrixRow:
 
     @property
     def gamma(self) -> float | None:
-        """Reconstruction robustness at `PROVEN_KAPPA` after all releases of a training, the largest of its seeds.
+        """Reconstruction robustness at `PROVEN_KAPPA` after a training and what is attacked, the largest of its seeds.
 
         None without that theorem of every seed.
         """
-        mus = [mu for mu, _ in gdp(self.measured).values()]
+        mus = [mu * math.sqrt(1.0 + self.attacked / releases) for mu, releases in gdp(self.measured).values()]
         return blow_up(PROVEN_KAPPA, min(mus)) if mus else None
 
     @property
@@ -347,6 +351,8 @@ def _row(values: Mapping[str, Any]) -> MatrixRow:
     return MatrixRow(
         **{key: values[key] for key in plain},
         unchanged=values.get("unchanged", 0),
+        own=tuple(values.get("own", ())),
+        attacked=values.get("attacked", 0),
         accuracies=tuple(values["accuracies"]),
         trainings={name: RowState(**stage) for name, stage in values["trainings"].items()},
         audits={name: RowState(**stage) for name, stage in values["audits"].items()},

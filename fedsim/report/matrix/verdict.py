@@ -22,14 +22,14 @@ def resolution(one: MatrixRow, other: MatrixRow, test_pictures: int | None) -> f
     return chance_between(*(accuracy_reach(row.accuracies, test_pictures) for row in (one, other)))
 
 
-def reference(matrix: Matrix, batch: int | None) -> MatrixRow | None:
-    """The undefended row with updates of this size."""
-    return next((row for row in matrix.rows_of(batch) if not row.defended), None)
+def reference(matrix: Matrix, row: MatrixRow) -> MatrixRow | None:
+    """The undefended row that is trained alike, with updates of the same size."""
+    return next((one for one in matrix.rows_of(row.batch) if not one.defended and one.own == row.own), None)
 
 
 def difference(matrix: Matrix, row: MatrixRow) -> str:
     """Points of accuracy that the row has over its undefended one, with what chance may do: `-3.1 ± 4.2`."""
-    against = reference(matrix, row.batch)
+    against = reference(matrix, row)
     if not row.defended or against is None or row.accuracy is None or against.accuracy is None:
         return ""
     within = resolution(row, against, matrix.test_pictures)
@@ -105,7 +105,8 @@ def _of_proven(rows: list[MatrixRow]) -> str:
         "whoever knows all that is reported without noise and would rebuild an image with probability "
         f"{PROVEN_KAPPA:g} before, an assumption about images"
     )
-    return f"{before}, does so with at most {bounds} after all releases of a training"
+    released = "after all releases of a training and of the updates that are attacked"
+    return f"{before}, does so with at most {bounds} {released}"
 
 
 def _of_open(rows: list[MatrixRow]) -> str:
@@ -145,7 +146,7 @@ def _most_accurate(matrix: Matrix, rows: list[MatrixRow]) -> str:
     if not kept:
         return ""
     best = max(kept, key=lambda row: row.accuracy or 0.0)
-    against = reference(matrix, best.batch)
+    against = reference(matrix, best)
     others = [row for row in kept if row is not best and _alike(best, row, matrix.test_pictures)]
     told = f"Of the open ones the most accurate is {best.name} with {percent(best.accuracy)}"
     if others:

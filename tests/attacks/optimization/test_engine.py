@@ -121,12 +121,18 @@ def test_restarts_together_are_those_one_by_one(small, derivative):
     assert together.certificate.values["candidates"] == 3
 
 
-def test_victims_together_are_those_one_by_one(small, tools, cpu):
+def test_victims_together_are_those_one_by_one(small, tools, cpu, monkeypatch):
+    """Of one model, of which each observation has a mapping of its own."""
     observation, _ = small(dtype="float64")
     other, _ = small(dtype="float64", labels=(7,))
-    other = replace(other, global_state=observation.global_state)
-    matching = aligned(steps=8, restarts=2)
+    other = replace(other, global_state=dict(observation.global_state))
+    matching, searched = aligned(steps=8, restarts=2), []
+    run = type(matching.search).run
+    monkeypatch.setattr(
+        type(matching.search), "run", lambda search, task, rngs: searched.append(len(rngs)) or run(search, task, rngs)
+    )
     together = matching.run_many([observation, other], [torch.Generator().manual_seed(s) for s in (1, 2)], cpu)
+    assert searched == [2]
     for seed, (victim, found) in enumerate(zip((observation, other), together, strict=True), start=1):
         alone = attack(matching, victim, seed)
         torch.testing.assert_close(found.images, alone.images, rtol=0, atol=1e-5)

@@ -231,3 +231,11 @@ def test_what_it_publishes_is_what_it_does(update):
     assert float(added.std()) == pytest.approx(noise.std, rel=0.02)
     assert LocalDP(2.0, math.inf).effects() == (clips,)
     assert LocalDP(math.inf, math.inf).effects() == ()
+
+
+@pytest.mark.parametrize(("epsilon", "spent"), [(0.9, "0.7"), (10.0, "10.4")])
+def test_flowers_formula_spends_more_than_it_is_set_to_where_it_is_not_proven(epsilon, spent, update):
+    """As docs/defenses/local_dp.md has it."""
+    defense = LocalDP(epsilon=epsilon)
+    share(defense, update)
+    assert f"{defense.measurements()['epsilon']:.1f}" == spent

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from experiments.matrix import progress
 from experiments.matrix.progress import MatrixProgress, describe_end, read_matrix
 from experiments.matrix.rows import Asked
 from experiments.matrix.units import TRAINING, MatrixRun, UnitEnd
@@ -85,3 +86,17 @@ def test_a_run_is_logged_by_its_title_and_not_by_all_of_its_settings(tmp_path):
 def test_a_damaged_matrix_file_costs_the_seconds_of_earlier_calls_alone(written, before, tmp_path):
     (tmp_path / "matrix.json").write_text(written)
     assert MatrixProgress(SimpleNamespace(), tmp_path, [], (), []).seconds - before == pytest.approx(0, abs=5)
+
+
+def test_what_a_training_has_of_its_own_is_what_the_first_row_s_is_not_set_to():
+    first = {"seed": 0, "defense": {}, "num_rounds": 80, "client": {"batch_size": 16, "optimizer": {"lr": 0.1}}}
+    gate = {**first, "seed": 1, "defense": {"gate": {}}, "client": {**first["client"], "batch_size": 1}}
+    assert progress._own(first, gate) == ("client.batch_size=1",)
+    assert progress._own(first, {**first, "num_rounds": 400}) == ("num_rounds=400",)
+    assert progress._own(first, first) == ()
+
+
+@pytest.mark.parametrize(("client", "releases"), [("gradient", 1), ("delta", 5)])
+def test_an_audited_update_is_one_release_of_an_image_or_as_many_as_local_steps(client, releases):
+    assert progress._releases({"share": client, "local_steps": 5, "local_epochs": 1}) == releases
+    assert progress._releases({"share": client, "local_steps": None, "local_epochs": 1}) == 1

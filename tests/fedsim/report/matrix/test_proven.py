@@ -1,5 +1,7 @@
 """A row of the matrix that a theorem covers."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedsim.bounds.robustness import blow_up
@@ -24,6 +26,13 @@ def test_gamma_is_after_all_releases_of_a_training():
     assert before.gamma is None, "of a version that took each copy for an image of its own"
 
 
+def test_what_is_attacked_is_a_further_release():
+    released = row(2**0.5, dp_sgd_gdp_releases=2.0)
+    audited = replace(released, attacked=1)
+    assert (released.level, audited.level) == ("proven", "open")
+    assert audited.gamma == pytest.approx(blow_up(1e-3, 3**0.5))
+
+
 def test_the_level_follows():
     assert (row(1.0).level, row(1.5).level, row(1.0, certified=1).level) == ("proven", "open", "broken")
     untested = row(1.0, ended=0)
@@ -32,4 +41,5 @@ def test_the_level_follows():
 
 def test_it_is_said_with_its_numbers():
     matrix = Matrix("m", (), (MatrixColumn("patch_gradient", "", ""),), ("initial",), (row(1.0),), finished=True)
-    assert "does so with at most 0.019 behind dp after all releases of a training" in verdicts(matrix)[0]
+    released = "after all releases of a training and of the updates that are attacked"
+    assert f"does so with at most 0.019 behind dp {released}" in verdicts(matrix)[0]

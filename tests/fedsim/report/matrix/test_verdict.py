@@ -150,6 +150,10 @@ def test_a_difference_is_to_the_undefended_row_of_the_same_size():
     assert difference(whole, mixup) == "+10.0 ± 7.3"
     assert difference(whole, instahide) == ""
     assert difference(whole, NONE) == ""
+    longer = row("longer", 0.6, 11.5, 2, own=("num_rounds=400",))
+    assert difference(matrix(NONE, pairs, longer), longer) == "", "trained otherwise"
+    alike = replace(pairs, name="none_longer", own=longer.own)
+    assert difference(matrix(NONE, pairs, alike, longer), longer) == "+10.0 ± 7.3"
     crashed = row("none", 0.5, None, 2, status="failed", defended=False)
     assert difference(matrix(crashed, mixup), mixup) == "+10.0 ± 7.3"  # its accuracy is known all the same
 
