@@ -17,6 +17,7 @@ from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, RunError
 from fedsim.ground_truth import GroundTruth
 from fedsim.memory.kept import settled
+from fedsim.memory.peak import PeakMemory
 from fedsim.metrics.accuracy import evaluate, mean_softmax
 from fedsim.models.checkpoint import REDRAWN
 from fedsim.observation import Observation
@@ -61,6 +62,7 @@ class ServerPlan:
         worker_sums: clients whose updates a worker adds up before they travel, where the strategy takes a weighted
             mean, `sums` has no groups and the Grid knows how: a number, auto, or 0 for none.
         holders: clients that hold one image, at most; None: not known.
+        memory: of this process since the run began.
         start: the round after which the run goes on; None: it begins.
         points: where it leaves what it could go on from; None: nowhere.
     """
@@ -91,6 +93,7 @@ class ServerPlan:
     gauges: Gauges = dict
     client_of: Callable[[int], int] = int
     holders: int | None = None
+    memory: PeakMemory = field(default_factory=PeakMemory)
     start: ResumePoint | None = None
     points: ResumePoints | None = None
 
@@ -250,7 +253,8 @@ class _AfterRound:
         with self._rounds.attacks.running():
             gauges = plan.gauges()
         seconds["attacks"] = seconds.get("attacks", 0.0) + self._rounds.attacks.take()
-        row = timings(server_round, self.seconds, seconds, record.traffic, record.metrics.get("clients"), gauges)
+        memory, clients = plan.memory.read(), record.metrics.get("clients")
+        row = timings(server_round, self.seconds, seconds, record.traffic, memory, clients, gauges)
         plan.folder.append("timings", row)
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         measured = {f"timings/{name}": float(value) for name, value in row.items() if name != "round"}

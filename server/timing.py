@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from fedsim.memory.peak import peak_memory
+from fedsim.memory.peak import Memory
 from fedsim.simulation.traffic import Traffic
 
 GIB = 2**30
@@ -35,6 +35,7 @@ def timings(
     since_start: float,
     laps: Mapping[str, float],
     traffic: Traffic | None,
+    memory: Memory,
     clients: int | None,
     gauges: Mapping[str, int | float],
 ) -> dict[str, int | float]:
@@ -44,18 +45,18 @@ def timings(
         laps: seconds by what they were spent on, one after the other; `seconds` is their sum.
         traffic: of the instructions to train. `send` and `receive` are parts of `train`, which lasts from the first
             message to the last reply.
+        memory: that the server has needed so far.
         clients: that answered.
         gauges: further numbers at the end of the round, by name.
     """
     row: dict[str, int | float] = {"round": server_round, "seconds": sum(laps.values()), "since_start": since_start}
     row |= laps
-    server = peak_memory()
-    memory = {"memory_gib": server.resident}
+    needed = {"memory_gib": memory.resident}
     if traffic is not None:
         row |= {"send": traffic.send, "receive": traffic.receive}
-        memory |= {"worker_memory_gib": traffic.workers.resident}
-        server |= traffic.workers
-    memory |= {"gpu_memory_gib": server.cuda}
+        needed |= {"worker_memory_gib": traffic.workers.resident}
+        memory |= traffic.workers
+    needed |= {"gpu_memory_gib": memory.cuda}
     if clients and laps.get("train"):
         row["clients_per_second"] = clients / laps["train"]
-    return {**row, **{name: size / GIB for name, size in memory.items() if size}, **gauges}
+    return {**row, **{name: size / GIB for name, size in needed.items() if size}, **gauges}

@@ -124,7 +124,8 @@ def load_subjects(config: MeasureConfig) -> list[Subject]:
     """Everything that is to be measured, in the order given.
 
     Raises:
-        ConfigError: a folder holds no finished run, weights do not fit, or there is nothing to measure.
+        ConfigError: a folder holds no finished run and no round is chosen, weights do not fit, or there is nothing to
+            measure.
     """
     origins = [_origin(folder, config.measure.round) for folder in _folders(config.runs)]
     if origins and config.defense:
@@ -191,9 +192,13 @@ def _origin(folder: Path, server_round: int | None) -> Origin:
     if not isinstance(config, dict) or not all(key in config for key in ("model", "data", "seed")):
         raise ConfigError("runs", folder, "a folder of a fedsim run: its config.yaml is not a run's")
     checkpoint = find_checkpoint(folder, server_round)
+    last, rounds = round_of(checkpoint), config.get("num_rounds")
+    if server_round is None and isinstance(rounds, int) and last < rounds:
+        fault = f"its last checkpoint is of round {last} of {rounds}: finish it, or measure.round={last} for all"
+        raise ConfigError("runs", folder, fault=fault)
     # Every weight is in the checkpoint: what the run started from may be gone.
     config["model"] = {**config["model"], "pretrained": False}
-    return Origin(config, folder, checkpoint, round_of(checkpoint))
+    return Origin(config, folder, checkpoint, last)
 
 
 def _load(name: str, origin: Origin, data: Config, shelf: ImageShelf, device: str) -> Subject:

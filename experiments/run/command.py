@@ -46,6 +46,8 @@ from experiments.engine.setup import (
 from experiments.flower.grid import NumberedGrid
 from experiments.run.resumed import check_resume
 from experiments.run.resuming import check_room, finished, go_back
+from fedsim.memory.kept import give_back
+from fedsim.memory.peak import PeakMemory
 from fedsim.report.wording import count, percent
 from fedsim.settings.commands import RunConfig
 from fedsim.settings.schema import parse, plain
@@ -87,6 +89,8 @@ def run_federated(
         ConfigError: a setting cannot work; nothing has been started then.
     """
     start = time.perf_counter()
+    give_back()
+    memory = PeakMemory()
     config = parse(RunConfig, given)
     resumed = config.resume is not None
     check_federated(config)
@@ -142,7 +146,7 @@ def run_federated(
             recorded = folder.observations if config.observe.save else None
             queue = AttackQueue(scheduler, writer, pending, recorded, _tell, config.observe.history)
             grid = (grid_of or make_grid)(setup)
-            run = _Run(setup, folder, trackers, queue, grid, bars)
+            run = _Run(setup, folder, trackers, queue, grid, bars, memory)
             try:
                 run.train(strategy, point)
                 run.grid.close()
@@ -233,6 +237,7 @@ class _Run:
     queue: AttackQueue
     grid: RunGrid
     bars: Bars
+    memory: PeakMemory
 
     @property
     def scheduler(self) -> AttackScheduler:
@@ -286,6 +291,7 @@ class _Run:
             gauges=self._backlog,
             client_of=partition_of,
             holders=setup.holders(simulated=isinstance(self.grid, SimulatedGrid)),
+            memory=self.memory,
             start=point,
             points=None if every is None else ResumePoints(self._states, float(every), self._settle, _tell),
         )

@@ -32,6 +32,14 @@ def keep_memory() -> None:
             mallopt(number, int(KEPT_MEMORY[name]))
 
 
+def give_back() -> None:
+    """Leave to the system what was kept and nobody needs, such as what another run of this process has left."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
+
+
 def settle() -> None:
     """Leave what there is now, libraries mostly, out of Python's searches for cycles: they are what takes the time."""
     gc.collect()

@@ -3,12 +3,13 @@
 import resource
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
 SECONDS_BETWEEN_LOOKS = 0.2
 
 
@@ -36,6 +37,23 @@ def peak_memory() -> Memory:
     return Memory(_resident(), cuda)
 
 
+class PeakMemory:
+    """Peak memory of this process from here on: several runs of one process have one each.
+
+    Linux counts anew when it is asked to. Elsewhere `resident` is known as soon as it is more than ever before, and 0
+    until then.
+    """
+
+    def __init__(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        self._before = 0 if _counted_anew() else _resident()
+
+    def read(self) -> Memory:
+        peak = peak_memory()
+        return peak if peak.resident > self._before else replace(peak, resident=0)
+
+
 class Meter:
     """`peak_memory` for those who ask often: an answer every `SECONDS_BETWEEN_LOOKS`, None between."""
 
@@ -48,6 +66,15 @@ class Meter:
             return None
         self._next = now + SECONDS_BETWEEN_LOOKS
         return peak_memory()
+
+
+def _counted_anew() -> bool:
+    """Whether VmHWM begins again at what is held now; proc(5) has the number."""
+    try:
+        CLEAR.write_bytes(b"5")
+    except OSError:
+        return False
+    return True
 
 
 def _resident() -> int:

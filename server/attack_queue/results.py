@@ -22,12 +22,17 @@ from fedsim.tracking import Trackers
 from server.attack_queue.failures import AttackFailures
 
 COLUMNS = (
+    "observation",
+    "round",
+    "client",
     "attack",
+    "status",
     "defense",
     "model",
     "image",
     "batch_size",
     *TABLE,
+    "guess_psnr",
     "label",
     "label_recovered",
     "certified",
@@ -203,13 +208,11 @@ class ResultWriter:
 
     def _csv_lines(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """One line a picture; one for the update where no picture is known."""
-        certificate = row["certificate"] or {"status": "none"}
-        common = {
-            "attack": row["attack"],
+        common = {key: row.get(key) for key in ("observation", "round", "client", "attack", "status", "batch_size")}
+        common |= {
             "defense": self._defenses,
             "model": self._model,
-            "batch_size": row["batch_size"],
-            "certified": _certified(certificate["status"]),
+            "certified": _certified(row),
             "refused": row["reason"] if row["status"] == "refused" else "",
             "seconds": f"{row['seconds']:.6f}",
         }
@@ -231,5 +234,12 @@ def has_images(folder: RunFolder, row: dict[str, Any]) -> bool:
     return all(path is not None and path.stat().st_size > 0 for path in paths)
 
 
-def _certified(status: str) -> str:
-    return "" if status == "none" else str(status == "certified").lower()
+def _certified(row: dict[str, Any]) -> str:
+    """What the certificate is of, as a report counts it; `false` where it was refused, empty without a test."""
+    status = (row["certificate"] or {"status": "none"})["status"]
+    if status != "certified":
+        return "" if status == "none" else "false"
+    if any(image.get("reconstruction") for image in row["images"]):
+        return "images"
+    target: str = row.get("target") or "images"
+    return "labels" if target == "images" else target

@@ -38,6 +38,17 @@ def test_a_checkpoint_of_a_round(write_run, settings):
         load_subjects(settings([folder], measure={"round": 5}))
 
 
+def test_an_unfinished_run_is_no_repetition_of_finished_ones(write_run, settings):
+    done, stopped = write_run("a", num_rounds=3), write_run("b", seed=1, num_rounds=3)
+    kept = stopped / "checkpoints" / "round-00003.safetensors"
+    kept = kept.rename(kept.with_name("round-00002.safetensors"))
+    with pytest.raises(ConfigError, match=r"^runs=.*/b: its last checkpoint is of round 2 of 3: finish it"):
+        load_subjects(settings([done, stopped]))
+    (done / "checkpoints" / kept.name).write_bytes(kept.read_bytes())
+    rounds = [one.origin.server_round for one in load_subjects(settings([done, stopped], measure={"round": 2}))]
+    assert rounds == [2, 2]
+
+
 @pytest.mark.parametrize("written", [b"", b"a: [", b"\xff\xfe\xff", b"- a"])
 def test_damaged_settings_are_no_run_s(written, write_run, settings):
     folder = write_run("a")

@@ -30,6 +30,18 @@ for _ in range(5):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+LEFT = """
+from pathlib import Path
+from fedsim.memory.kept import give_back, keep_memory
+keep_memory()
+resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+updates = [b"x" * number * 2**20 for number in range(21, 29)]
+del updates
+kept = resident()
+give_back()
+print(kept - resident())
+"""
+
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's mallopt")
 @pytest.mark.subprocess
@@ -43,6 +55,12 @@ def test_what_one_client_freed_serves_the_next():
     environment["GLIBC_TUNABLES"] = "glibc.malloc.trim_threshold=131072"
     theirs = int(subprocess.check_output([sys.executable, "-c", FAULTS, "kept"], env=environment, text=True))
     assert theirs > 0.5 * faults["given back"], "what a user has set stays"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc_trim")
+@pytest.mark.subprocess
+def test_what_another_run_has_left_is_given_back():
+    assert int(subprocess.check_output([sys.executable, "-c", LEFT], text=True)) > 2**27
 
 
 def test_what_there_is_is_left_out_of_the_search_for_the_block():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fedsim.memory import peak as memory
-from fedsim.memory.peak import Memory, Meter, peak_memory
+from fedsim.memory.peak import Memory, Meter, PeakMemory, peak_memory
 
 HOLDING = """
 from fedsim.memory.peak import peak_memory
@@ -27,6 +27,28 @@ def test_without_proc_the_system_is_asked(monkeypatch, tmp_path):
     known = peak_memory().resident
     monkeypatch.setattr(memory, "STATUS", tmp_path / "none")
     assert peak_memory().resident >= 0.9 * known
+
+
+def test_a_run_has_a_peak_of_its_own(monkeypatch, tmp_path):
+    status, clear = tmp_path / "status", tmp_path / "clear_refs"
+    monkeypatch.setattr(memory, "STATUS", status)
+    monkeypatch.setattr(memory, "CLEAR", clear)
+    status.write_text("VmHWM:\t 900 kB\n")
+    peak = PeakMemory()
+    assert clear.read_bytes() == b"5"
+    status.write_text("VmHWM:\t 300 kB\n")
+    assert peak.read().resident == 300 * 1024
+
+
+def test_where_a_peak_cannot_begin_anew_it_is_known_once_it_grows(monkeypatch, tmp_path):
+    status = tmp_path / "status"
+    monkeypatch.setattr(memory, "STATUS", status)
+    monkeypatch.setattr(memory, "CLEAR", tmp_path / "none" / "clear_refs")
+    status.write_text("VmHWM:\t 900 kB\n")
+    peak = PeakMemory()
+    assert peak.read().resident == 0
+    status.write_text("VmHWM:\t 901 kB\n")
+    assert peak.read().resident == 901 * 1024
 
 
 def test_of_two_the_larger_counts():

@@ -1,5 +1,6 @@
 """Results on disk and what trackers are given of them."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,32 @@ def test_a_line_is_the_result_and_the_files_of_its_images(tmp_path):
             scored.scores.labels,
             scored.scores.frames,
         )
+
+
+def test_a_line_of_the_table_says_what_it_is_of(tmp_path):
+    """As one that a folder of an earlier version gets, whose table had other columns."""
+    images, folder = torch.rand(1, 3, 16, 16), RunFolder(tmp_path)
+    truth, sure = GroundTruth(images, torch.tensor([1]), ("a",)), Certificate("certified")
+    of = {"server_round": 2, "client": 3, "batch_size": 1}
+    results = [
+        AttackResult("o", "search", "done", **of, images=images, certificate=sure),
+        AttackResult("o", "labels", "done", **of, labels=torch.tensor([1]), certificate=sure),
+        AttackResult("o", "tag", "failed", "boom", **of),
+        AttackResult("o", "april", "done", **of, certificate=Certificate("uncertified")),
+        AttackResult("o", "april_", "done", **of),
+    ]
+    writer = ResultWriter(folder, Trackers({}, tmp_path), "model", [], lambda: torch.full((3, 16, 16), 0.5))
+    for result in results:
+        writer.write(score_against(result, truth), truth)
+    written = (tmp_path / "scores.csv").read_text()
+    lines = list(csv.DictReader(written.splitlines()))
+    assert {(line["observation"], line["round"], line["client"]) for line in lines} == {("o", "2", "3")}
+    assert [line["status"] for line in lines] == ["done", "done", "failed", "done", "done"]
+    assert [line["certified"] for line in lines] == ["images", "labels", "", "false", ""]
+    assert all(float(line["guess_psnr"]) > 0 for line in lines)
+    (tmp_path / "scores.csv").write_text("attack,defense\nsearch,none\n")
+    ResultWriter(folder, Trackers({}, tmp_path), "model", [])
+    assert (tmp_path / "scores.csv").read_text() == written
 
 
 def test_an_exact_image_does_not_outweigh_others_in_what_trackers_are_given(tmp_path):
