@@ -44,6 +44,8 @@ class Generator:
                 raise ConfigError(
                     "generator.checkpoint", None, "generator.safetensors of fedsim-prior, or a module too"
                 )
+            if symmetric:
+                raise ConfigError("generator.symmetric", True, "false: fedsim-prior's make pictures in [0, 1]")
             module = load_generator(Path(checkpoint).expanduser())
         elif checkpoint is not None:
             _load(module, Path(checkpoint).expanduser())

@@ -44,10 +44,15 @@ class GeneratorLatent(Parametrisation, SettingsGroup):
         """Raises NotApplicable where the generator makes pictures of another shape, or of no class that it is told."""
         generator = self.generator.to(device)
         generator.check(observation.image_shape)
-        if labels is not None and (not self.conditional or int(labels.max()) >= generator.num_classes):
-            labels = None
         # Those of fedsim-prior know which classes they were trained on, and have pictures of any class.
-        if labels is None and generator.num_classes and not hasattr(generator.module, "trained_on"):
+        any_class = hasattr(generator.module, "trained_on")
+        if labels is not None:
+            unknown = labels >= generator.num_classes
+            if not self.conditional or bool(unknown.all() if any_class else unknown.any()):
+                labels = None
+            else:
+                labels = torch.where(unknown, -1, labels)
+        if labels is None and generator.num_classes and not any_class:
             raise NotApplicable(
                 f"the generator must be told one of its {generator.num_classes} classes for each picture: it needs "
                 "conditional=true, a label rule, and labels among them"

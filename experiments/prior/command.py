@@ -26,7 +26,6 @@ from experiments.prior.settings import (
     prior_images,
 )
 from experiments.prior.sheet import write_sheet
-from fedsim.data import ImageSet
 from fedsim.data.copies import contents
 from fedsim.determinism import torch_threads
 from fedsim.errors import ConfigError
@@ -121,18 +120,13 @@ def _train(
 
 def _figures(images: PriorImages, originals: list[Tensor], made: list[Tensor]) -> Figures:
     """Mean PSNR in dB beside that of the mean picture, on held-back pictures of known and of left-out classes."""
-    mean = _mean_image(images.train)
     figures: Figures = {"learned_from": len(images.train), "classes": len(images.classes)}
     for name, truth, found in zip(("validation", "excluded"), originals, made, strict=True):
         if len(truth):
             figures[f"{name}_pictures"] = len(truth)
             figures[f"{name}_psnr"] = float(psnr(found, truth).mean())
-            figures[f"{name}_psnr_of_mean_picture"] = float(psnr(mean.expand_as(truth), truth).mean())
+            figures[f"{name}_psnr_of_mean_picture"] = float(psnr(images.mean.expand_as(truth), truth).mean())
     return figures
-
-
-def _mean_image(images: ImageSet) -> Tensor:
-    return images.images(range(len(images))).mean(dim=0)
 
 
 def _say(figures: Figures) -> None:

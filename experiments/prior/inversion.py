@@ -157,15 +157,15 @@ def train_inversion(
     with seeded_globals(seed, "prior-weights"):
         network = InversionNetwork(hashing.length, batch, circumstances.image_shape, **settings.network)
     network.standardise_by(updates.hashed)
-    shown = pictures.train.images(range(len(pictures.train)))
-    network.mean_picture.copy_(shown.mean(dim=0))
+    network.mean_picture.copy_(pictures.mean)
     network.to(device)
     training = Training(network, settings, folder / "training.safetensors")
 
     def loss_at(step: int) -> Tensor:
         rng = torch_generator(seed, "prior-step", step)
         chosen = torch.randint(len(updates.hashed), (settings.batch_size,), generator=rng)
-        truth = shown[updates.positions[chosen]].to(device)
+        positions = updates.positions[chosen]
+        truth = pictures.train.images(positions.flatten().tolist()).unflatten(0, positions.shape).to(device)
         return matched_mse(network(updates.hashed[chosen].to(device)), truth).mean()
 
     training.run(loss_at, progress)

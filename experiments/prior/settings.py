@@ -1,9 +1,12 @@
 """What `fedsim-prior` trains, and the pictures that it may learn from."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from logging import getLogger
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from attacks.learned.network import InversionNetwork
 from experiments.engine.setup import Setup
@@ -20,6 +23,9 @@ logger = getLogger(__name__)
 SHOWN = 16
 """Pictures of each sort on the sample sheet."""
 
+TOGETHER = 256
+"""Pictures that are read at once where all are."""
+
 
 def chosen_network(config: PriorConfig) -> GeneratorSettings | InversionSettings:
     """The settings of what is to be trained.
@@ -28,6 +34,8 @@ def chosen_network(config: PriorConfig) -> GeneratorSettings | InversionSettings
         ConfigError: no such network can be built, or it would not learn all that it is asked for.
     """
     generator, side = config.prior.generator, image_side(config.model)
+    if config.simulation.engine != "inline":
+        raise ConfigError("simulation", config.simulation.engine, "inline: a prior is trained in this process")
     try:
         with torch.device("meta"):
             if config.kind == "lti":
@@ -59,6 +67,14 @@ class PriorImages:
     validation: ImageSet
     excluded: ImageSet
     classes: tuple[int, ...]
+
+    @cached_property
+    def mean(self) -> Float[Tensor, "c h w"]:
+        """Of those that are learned from, a few of them in memory at once."""
+        total = torch.zeros(self.train.images([0]).shape[1:], dtype=torch.float64)
+        for start in range(0, len(self.train), TOGETHER):
+            total += self.train.images(range(start, min(len(self.train), start + TOGETHER))).double().sum(dim=0)
+        return (total / len(self.train)).float()
 
 
 def prior_images(setup: Setup) -> PriorImages:

@@ -43,6 +43,8 @@ def test_a_module_of_ones_own_keeps_what_its_file_says_of_its_training(painter, 
 def test_what_cannot_be_loaded_is_named(tmp_path, checkpoint):
     with pytest.raises(ConfigError, match="checkpoint=None"):
         Generator()
+    with pytest.raises(ConfigError, match=r"generator\.symmetric=True"):
+        Generator(str(checkpoint), symmetric=True)
     with pytest.raises(ConfigError, match="no such file"):
         Generator(str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="a state dict that fits"):

@@ -32,6 +32,10 @@ def test_recovered_labels_choose_the_class(painter, small, cpu, rng):
     point = told.initial(rng)
     unit = observation.to_unit_range(told.images(point[None])[0])
     torch.testing.assert_close(unit, generator(point, labels))
+    one = GeneratorLatent(Generator(module=generator)).prepare(observation, 2, cpu, torch.tensor([3, 412]))
+    unit = observation.to_unit_range(one.images(point[None])[0])
+    torch.testing.assert_close(unit[:1], generator(point[:1], labels[:1]))
+    torch.testing.assert_close(unit[1:], generator(point[1:]), msg="a class that it does not have is any")
     for untold in (
         GeneratorLatent(Generator(module=generator), conditional=False).prepare(observation, 2, cpu, labels),
         GeneratorLatent(Generator(module=generator)).prepare(observation, 2, cpu),

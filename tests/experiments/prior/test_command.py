@@ -17,9 +17,10 @@ from experiments.engine.setup import prepare
 from experiments.prior import inversion, training
 from experiments.prior.command import use
 from experiments.prior.inversion import Simulator
-from experiments.prior.settings import prior_images
+from experiments.prior.settings import PriorImages, prior_images
 from experiments.python.load_config import load_config
 from fedsim.data.copies import contents
+from fedsim.data.tensors import TensorImages
 from fedsim.errors import ConfigError
 from fedsim.models.generator import ConvGenerator, load_generator, save_generator
 from fedsim.storage.durable import locked
@@ -243,6 +244,7 @@ def test_a_defense_that_withholds_every_update_is_named(command, tmp_path, withh
         (["data.auxiliary_fraction=0"], "data.auxiliary_fraction=0: must be more than 64 public pictures"),
         (["prior.generator.steps=0"], "prior.generator.steps=0: must be a whole number of at least 1"),
         (["prior.generator.channels=[7]"], "prior.generator.channels=[7]: must be one or more multiples of 8"),
+        (["simulation=ray"], "simulation=ray: must be inline"),
         (["prior.generator.latent=0"], "prior.generator.latent=0: must be 1 or more"),
         (
             ["model=lenet_dlg", "model.img_size=250"],
@@ -319,3 +321,10 @@ def test_a_generator_keeps_what_it_was_trained_on(tmp_path):
     assert generator.learned_from == {"ab", "cd"}
     assert GIAS(latent=GeneratorLatent(generator)).learned_from == {"ab", "cd"}
     assert GeneratorSamples(generator).learned_from == {"ab", "cd"}
+
+
+def test_the_mean_image_is_of_all_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr("experiments.prior.settings.TOGETHER", 3)
+    images = TensorImages(torch.rand(7, 3, 2, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(7).long())
+    found = PriorImages(images, images, images, (0,)).mean
+    torch.testing.assert_close(found, images.images(range(7)).mean(dim=0))
