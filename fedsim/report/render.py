@@ -92,7 +92,7 @@ def _page(run: RecordedRun, judged: Verdict) -> str:
         plots=_plots(run, rows),
         rows=rows,
         measures=_measures(rows),
-        with_private=any(row.changed for row in rows),
+        with_private=any(row.twofold for row in rows),
         needs={row.attack: needs for row in rows if (needs := knows(run, row.attack))},
         gallery=gallery,
         bounds=shown_bounds(run),
@@ -231,7 +231,7 @@ def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
         )
     if rows and rows[0].mean_leaked is not None:
         note = f"by {rows[0].attack}, over all that it rebuilt"
-        if rows[0].changed:
+        if rows[0].twofold:
             note += f", against the clients’ own; {graded(rows[0].mean_psnr)} against what the model saw"
         cards.append(("Mean PSNR", graded(rows[0].mean_leaked), note))
     labelled = [row for row in rows if row.label_share is not None]

@@ -35,7 +35,7 @@ class AttackSummary:
         rebuilt: those that the attack returned and that were scored.
         recognisable: those that can be recognised as the clients' own.
         as_seen: those that can be recognised as the model saw them, changed by a defense, and not as the clients' own.
-        changed: a defense changed pictures before the model saw them, so that the scores against the two differ.
+        twofold: pictures have two scores, as `ImageRecord.twofold`.
         mean_psnr, min_seen_psnr, seen_success: against what the model saw; the means and the
             least are over each form of a picture by itself.
         mean_recognisable: of those that can be recognised as the clients' own, against these.
@@ -62,7 +62,7 @@ class AttackSummary:
     rebuilt: int
     recognisable: int
     as_seen: int
-    changed: bool
+    twofold: bool
     mean_psnr: float | None
     mean_recognisable: float | None
     mean_leaked: float | None
@@ -259,7 +259,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         rebuilt=len(values),
         recognisable=sum(image.recognisable for image in own),
         as_seen=sum(any(image.as_seen for image in found) for found in forms),
-        changed=any(image.changed for image in images),
+        twofold=any(image.twofold for image in images),
         mean_psnr=mean_psnr(seen),
         mean_recognisable=mean_psnr([one.leaked for one in own if one.recognisable and one.leaked is not None]),
         mean_leaked=mean_psnr(values),

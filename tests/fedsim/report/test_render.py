@@ -503,6 +503,20 @@ def test_labels_are_called_as_the_data_call_them(write_run: Any, records: Any, p
         assert "left out: classes.json" in text
 
 
+def test_a_picture_that_the_model_saw_changed_is_not_called_the_original(
+    write_run: Any, records: Any, picture: Any
+) -> None:
+    """Mirrored, and un-mirrored rightly by the server: both scores are the same."""
+    shown = {"original": "reconstructions/o.png", "reconstruction": "reconstructions/a.png"}
+    image = records.image(157.7, private_psnr=157.7, private_ssim=0.5, changed=True, **shown)
+    folder = write_run([records.attack(1, 0, image)])
+    for file in shown.values():
+        picture(folder, file)
+    page = check_page(build_report(folder))
+    assert page.all("img")[0]["alt"].startswith("What the model saw of")
+    assert "which the model saw as they are" not in (folder / "report.html").read_text(encoding="utf-8")
+
+
 def test_pictures_without_originals_are_judged_by_eye(write_run: Any, records: Any, picture: Any) -> None:
     image = records.image(None, ssim=None, reconstruction="reconstructions/a.png")
     folder = write_run([records.attack(1, 0, image, scored=False, certificate={})])
