@@ -116,6 +116,14 @@ def test_an_audit_is_recognised_without_a_summary(tmp_path: Path, records: Any) 
     assert read_run(tmp_path).kind == "audit"
 
 
+@pytest.mark.parametrize(("config", "kind"), [("audit: {num_images: 4}", "audit"), ("audit: true", "federated")])
+def test_what_was_killed_before_its_first_round_or_result_is_known_by_its_settings(
+    tmp_path: Path, config: str, kind: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"seed: 0\n{config}\n")
+    assert read_run(tmp_path).kind == kind
+
+
 def test_rounding_is_no_change_of_a_picture_but_a_shuffle_is(write_run: Any, records: Any) -> None:
     """Files hold pictures in other steps than tensors: the scores of one picture differ in the last digits."""
     images = [
