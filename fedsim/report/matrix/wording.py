@@ -89,13 +89,12 @@ def cell_story(cell: MatrixCell) -> str:
     if cell.as_seen:
         parts.append(f"{cell.as_seen} of {cell.pictures} as the model saw them, changed by the client: look at them")
     if cell.label_share is not None:
-        parts.append(f"{percent(cell.label_share)} of the labels")
+        some = "" if cell.labelled == cell.updates else f" in {cell.labelled} of {cell.updates} updates"
+        parts.append(f"{percent(cell.label_share)} of the labels{some}")
     if cell.seconds is not None:
         parts.append(f"{cell.seconds:.2g} s an update")
     updates = {"refused": cell.refused, "failed": cell.failed}
-    parts += [
-        f"{what} on {count} of {cell.done + cell.refused + cell.failed}" for what, count in updates.items() if count
-    ]
+    parts += [f"{what} on {count} of {cell.updates}" for what, count in updates.items() if count]
     if cell.reason:
         parts.append(cell.reason)
     return "; ".join(parts) or "not measured yet"
