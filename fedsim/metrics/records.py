@@ -24,6 +24,7 @@ class ImageScore:
         psnr: dB, at most `PSNR_CAP`. As all measures without a prefix, of what the model saw.
         private_psnr: the same of the client's own picture, before anything changed it: what there is to protect.
             Matched by itself, and once: all forms in which the model saw one picture share its value.
+        changed: the model saw the picture changed, whatever the scores say of it.
     """
 
     image: str
@@ -42,6 +43,7 @@ class ImageScore:
     private_lpips: float | None = None
     label: int | None = None
     label_recovered: int | None = None
+    changed: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,10 +51,10 @@ class ImageScore:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ImageScore":
         """A score from JSON; what another version wrote besides is left out."""
-        whole = {"reconstruction", "label", "label_recovered"}
-        kinds = {one.name: int if one.name in whole else int | float for one in fields(cls) if one.name != "image"}
-        numbers = {key: value for key, value in values.items() if key in kinds and isinstance(value, kinds[key])}
-        return cls(str(values.get("image", "")), **numbers)
+        kinds: dict[str, Any] = {one.name: int | float for one in fields(cls) if one.name != "image"}
+        kinds |= dict.fromkeys(("reconstruction", "label", "label_recovered"), int) | {"changed": bool}
+        known: dict[str, Any] = {k: v for k, v in values.items() if k in kinds and isinstance(v, kinds[k])}
+        return cls(str(values.get("image", "")), **known)
 
 
 @dataclass(frozen=True)

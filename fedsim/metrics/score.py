@@ -55,6 +55,8 @@ def score(
         shown, private_images = (_as_image(kept.detach().double(), eight_bit) for kept in (originals, truth.originals))
         same = (shown - private_images).abs().amax(dim=(1, 2, 3), keepdim=True) <= UNCHANGED
         shown = torch.where(same, private_images, shown)
+        for row, unchanged in zip(scores, same.flatten().tolist(), strict=True):
+            row["changed"] = not unchanged
         if len(distinct) < len(sources) or not torch.equal(shown, private_images):
             guessed = rebuilt if own is None else _as_image(own.detach().double().to(originals.device), eight_bit)
             fewer = int(rebuilt.isfinite().flatten(1).all(dim=1).sum()) < len(distinct)

@@ -23,6 +23,7 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
 
     Args:
         rows: of these attacks, strongest first.
+        defenses: what may have changed the images.
     """
     counts, of = leakage.counts, of_images(leakage)
     sentences = []
@@ -33,8 +34,8 @@ def judged(leakage: Leakage, rows: Sequence[AttackSummary], defenses: Sequence[s
         them = "it" if counts.as_seen == 1 else "them"
         sentences.append(
             f"The server rebuilt {counts.as_seen:,} of {of} recognisably as the model saw {them}, changed by "
-            f"{listed(list(defenses)) or 'the client'} ({without_update(counts)}): {graded(leakage.seen_psnr)} on "
-            f"average against what it saw, {graded(leakage.own_psnr)} against the client's own."
+            f"{listed(list(defenses), 'or') or 'the client'} ({without_update(counts)}): {graded(leakage.seen_psnr)} "
+            f"on average against what it saw, {graded(leakage.own_psnr)} against the client's own."
         )
     if counts.certified:
         sentences.append(f"{counts.certified:,} of {of} {'is' if counts.certified == 1 else 'are'} certified.")

@@ -20,7 +20,7 @@ from fedsim.report.run.bounds.section import shown_bounds
 from fedsim.report.run.gallery import build_gallery
 from fedsim.report.run.images.counts import sizes
 from fedsim.report.run.images.leakage import summarise_leakage
-from fedsim.report.run.label_attacks import beside_labels, labels_by_round, labels_of
+from fedsim.report.run.label_attacks import beside_labels, in_updates, labels_by_round, labels_of
 from fedsim.report.run.read import RecordedRun, read_run
 from fedsim.report.run.searches import search_lines
 from fedsim.report.run.summary import (
@@ -28,8 +28,9 @@ from fedsim.report.run.summary import (
     ByRound,
     attack_failures,
     client_failures,
-    final_accuracy,
+    last_accuracy,
     leakage_by_round,
+    most_labels,
     psnr_values,
     refusals,
     remarks,
@@ -92,7 +93,7 @@ def _page(run: RecordedRun, judged: Verdict) -> str:
         plots=_plots(run, rows),
         rows=rows,
         measures=_measures(rows),
-        with_private=any(row.changed for row in rows),
+        with_private=any(row.twofold for row in rows),
         needs={row.attack: needs for row in rows if (needs := knows(run, row.attack))},
         gallery=gallery,
         bounds=shown_bounds(run),
@@ -216,7 +217,7 @@ def _last_part(dotted: object) -> str | None:
 def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
     """Key figures as (name, value, note)."""
     without, silent, run, labels = guessing(run).attacks, unrun([run]), reading(run), labels_of(run)
-    rows, accuracy = summarise_attacks(run), final_accuracy(run)
+    rows, (number, accuracy) = summarise_attacks(run), last_accuracy(run)
     leakage = summarise_leakage(run, without, labels, silent)
     counts, cards = leakage.counts, []
     if leakage.scored:
@@ -231,18 +232,16 @@ def _cards(run: RecordedRun) -> list[tuple[str, str, str]]:
         )
     if rows and rows[0].mean_leaked is not None:
         note = f"by {rows[0].attack}, over all that it rebuilt"
-        if rows[0].changed:
+        if rows[0].twofold:
             note += f", against the clients’ own; {graded(rows[0].mean_psnr)} against what the model saw"
         cards.append(("Mean PSNR", graded(rows[0].mean_leaked), note))
-    labelled = [row for row in rows if row.label_share is not None]
-    if labelled:
-        best = max(labelled, key=lambda row: row.label_share or 0.0)
-        cards.append(
-            ("Labels recovered", percent(best.label_share), f"by {best.attack}{beside_labels(run, best.attack)}")
-        )
+    for best in most_labels(rows)[:1]:
+        note = f"by {best.attack}{in_updates(best)}{beside_labels(run, best.attack)}"
+        cards.append(("Labels recovered", percent(best.label_share), note))
     if accuracy is not None:
         few = few_test_images([accuracy], run.test_pictures)
-        cards.append(("Final accuracy", percent(accuracy), few or "on test images"))
+        name = "Final accuracy" if run.finished else f"Accuracy after round {number}"
+        cards.append((name, percent(accuracy), few or "on test images"))
     seconds = run_times(run).run or run_times(run).total
     if seconds is not None:
         cards.append(("Wall time", duration(seconds), "for the run" if run_times(run).run else "for all rounds"))
@@ -282,15 +281,13 @@ def _several_rounds(run: RecordedRun, lines: Iterable[Series]) -> bool:
 
 def _label_lines(run: RecordedRun, rows: list[AttackSummary]) -> list[Series]:
     """A line for each attack, the best first, and one for what a guess gets right where the best was scored."""
-    labelled = [row for row in rows if row.label_share is not None]
-    best = sorted(labelled, key=lambda row: row.label_share or 0.0, reverse=True)[: len(SERIES) - 1]
-    found = [(row.attack, *labels_by_round(run, row.attack)) for row in best]
+    found = [(row.attack, *labels_by_round(run, row.attack)) for row in most_labels(rows)[: len(SERIES) - 1]]
     guess = [_over_rounds("each class equally often", found[0][2])] if found and found[0][2] else []
     return [_over_rounds(attack, right) for attack, right, _ in found] + guess
 
 
 def _best_labelled(rows: Iterable[AttackSummary]) -> str:
-    labelled = sum(row.label_share is not None for row in rows)
+    labelled = len(most_labels(rows))
     return f"; the best {len(SERIES) - 1} of {labelled} attacks" if labelled >= len(SERIES) else ""
 
 

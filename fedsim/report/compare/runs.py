@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,27 @@ class Comparison:
 
         Those of defenses and attacks alone where others are many: then the runs are of unlike kinds, not of a sweep.
         """
-        own = next(entry for entry in self.entries if entry.name == run)
-        alike = [dict(entry.settings) for entry in self.entries if entry.defense == own.defense]
-        keys = [key for key in self.differing if key in own.settings and not key.endswith("._target_")]
-        apart = [key for key in keys if len({one[key] for one in alike if key in one}) > 1]
+        own = self._by_name[run]
+        apart = [key for key in self._apart[own.defense] if key in own.settings]
         named = [key for key in apart if key.split(".")[0] in NAMED_GROUPS]
         shown = apart if len(apart) - len(named) <= FEW_OTHERS else named
         return ", ".join(f"{'.'.join(key.split('.')[-2:])}={own.settings[key]}" for key in shown[:COLUMNS_SHOWN])
+
+    @cached_property
+    def _by_name(self) -> dict[str, ComparedRun]:
+        return {entry.name: entry for entry in self.entries}
+
+    @cached_property
+    def _apart(self) -> dict[str, list[str]]:
+        """By defense the keys of which its runs have several values."""
+        keys = [key for key in self.differing if not key.endswith("._target_")]
+        alike: dict[str, list[Mapping[str, str]]] = {}
+        for entry in self.entries:
+            alike.setdefault(entry.defense, []).append(entry.settings)
+        return {
+            defense: [key for key in keys if len({one[key] for one in settings if key in one}) > 1]
+            for defense, settings in alike.items()
+        }
 
     @property
     def attack_names(self) -> list[str]:

@@ -24,8 +24,7 @@ RUNS_SHOWN = 8
 class Rebuilt:
     """What a run gave away of a picture; `picture` is None where no attack returned one.
 
-    `defense` is that of the run, `none` without any; `seen` is the PSNR against what the model saw, where a defense had
-    changed the picture.
+    `defense` is that of the run, `none` without any; `seen` is that against what the model saw, where there are two.
     """
 
     run: str
@@ -136,6 +135,6 @@ def _row(
         attack = f"{record.attack}, a baseline" if needs_no_gradient(runs[run], record.attack) else record.attack
         rebuilt = embed_image(runs[run].path, image.reconstruction)
         results.append(
-            Rebuilt(run, defense_name(runs[run]), attack, image.leaked, rebuilt, image.psnr if image.changed else None)
+            Rebuilt(run, defense_name(runs[run]), attack, image.leaked, rebuilt, image.psnr if image.twofold else None)
         )
     return SamePicture(key[0], original, tuple(results))

@@ -30,8 +30,9 @@ class MatrixCell:
         recognised: share of all pictures whose private PSNR makes them recognisable, each by its own guess.
         as_seen: pictures that are recognisable as the model saw them, changed by a defense, and not against the
             client's own: what an eye finds in them PSNR does not tell.
-        label_exact, label_share: share of updates with every label right, and of all their labels the share that is
-            right; None without labels.
+        labelled: updates of which labels were recovered and scored.
+        label_exact, label_share: share of these updates with every label right, and of all their labels the share that
+            is right; None without labels.
         seconds: mean over the updates on which the attack ran to its end.
         batch: pictures in one update that the server sees.
         blind: as the column.
@@ -51,6 +52,7 @@ class MatrixCell:
     leakage: float | None = None
     baseline: float | None = None
     recognised: float | None = None
+    labelled: int = 0
     label_exact: float | None = None
     label_share: float | None = None
     seconds: float | None = None
@@ -63,6 +65,15 @@ class MatrixCell:
     def gain(self) -> float | None:
         """dB that the attack has over the guess; below 0 where it does worse."""
         return None if self.leakage is None or self.baseline is None else self.leakage - self.baseline
+
+    @property
+    def updates(self) -> int:
+        return self.done + self.refused + self.failed
+
+    @property
+    def label_reach(self) -> float | None:
+        """Rightly recovered labels as a share of those of all updates, which hold as many each."""
+        return None if self.label_share is None else self.label_share * self.labelled / max(1, self.updates)
 
     @property
     def hidden(self) -> bool:
@@ -167,6 +178,12 @@ class MatrixRow:
     def strongest(self) -> MatrixCell | None:
         """The cell that leaked most, over all states."""
         return self.strongest_in(None)
+
+    @property
+    def most_labels(self) -> MatrixCell | None:
+        """The cell that recovered most labels, over all states; None where none did."""
+        cells = [cell for cell in self._cells(None) if cell.label_reach is not None]
+        return max(cells, key=lambda cell: cell.label_reach or 0.0, default=None)
 
     def strongest_in(self, state: str | None) -> MatrixCell | None:
         """The cell that leaked most; None where no attack does better than the guess."""
@@ -363,6 +380,7 @@ def _row(values: Mapping[str, Any]) -> MatrixRow:
 
 def _read_cell(values: Mapping[str, Any]) -> MatrixCell:
     plain = {key: value for key, value in values.items() if key not in ("gain", "counts", "as_seen")}
+    plain.setdefault("labelled", values["done"])  # as far as an earlier version tells
     return MatrixCell(**plain, as_seen=values.get("as_seen") or 0, counts=_counts(values))
 
 

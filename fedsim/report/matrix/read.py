@@ -143,6 +143,7 @@ def _cell(name: str, state: str, rows: list[AttackRecord], updates: int, guess: 
         leakage=mean(leaked) if rebuilt else None,
         baseline=mean(list(guess.values())),
         recognised=sum(own) / len(images) if rebuilt else None,
+        labelled=len(labelled),
         label_exact=mean([float(row.label_exact) for row in done if row.label_exact is not None]),
         label_share=right_share(labelled) if labelled else None,
         seconds=mean([row.seconds for row in done if row.seconds is not None]),

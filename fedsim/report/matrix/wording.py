@@ -10,7 +10,7 @@ from fedsim.report.thresholds import (
     GUESS_MARGIN,
     RECOGNISABLE,
 )
-from fedsim.report.wording import DASH, graded, likeness, percent
+from fedsim.report.wording import DASH, graded, likeness, listed, percent
 
 LEVELS = {
     "guess": f"no better than a guess (+{GUESS_MARGIN:.0f} dB)",
@@ -89,13 +89,12 @@ def cell_story(cell: MatrixCell) -> str:
     if cell.as_seen:
         parts.append(f"{cell.as_seen} of {cell.pictures} as the model saw them, changed by the client: look at them")
     if cell.label_share is not None:
-        parts.append(f"{percent(cell.label_share)} of the labels")
+        some = "" if cell.labelled == cell.updates else f" in {cell.labelled} of {cell.updates} updates"
+        parts.append(f"{percent(cell.label_share)} of the labels{some}")
     if cell.seconds is not None:
         parts.append(f"{cell.seconds:.2g} s an update")
     updates = {"refused": cell.refused, "failed": cell.failed}
-    parts += [
-        f"{what} on {count} of {cell.done + cell.refused + cell.failed}" for what, count in updates.items() if count
-    ]
+    parts += [f"{what} on {count} of {cell.updates}" for what, count in updates.items() if count]
     if cell.reason:
         parts.append(cell.reason)
     return "; ".join(parts) or "not measured yet"
@@ -123,11 +122,15 @@ def few(matrix: Matrix) -> list[tuple[str, str]]:
         found.append(("Few test images", f"{_only(matrix.test_pictures)} of the accuracy"))
     if any(row.accuracies and accuracy_reach(row.accuracies, matrix.test_pictures) is None for row in matrix.rows):
         found.append(("Test images", "number unknown: how far chance moves an accuracy is not known"))
-    observed = max((row.counts.images for row in matrix.rows if row.counts is not None), default=0)
-    if 0 < observed < FEW_OBSERVED_IMAGES:
-        found.append(("Few observed images", f"{_only(observed)} of all"))
+    observed = {row.name: row.counts.images for row in matrix.rows if row.counts is not None and row.counts.images}
+    scarce = {name: images for name, images in observed.items() if images < FEW_OBSERVED_IMAGES}
+    if scarce:
+        where = "" if len(scarce) == len(observed) else f" in {listed(list(scarce))}"
+        found.append(("Few observed images", f"{_only(*scarce.values())} of all{where}"))
     return found
 
 
-def _only(number: int) -> str:
-    return f"{number}, each {percent(1 / max(1, number))}"
+def _only(*numbers: int) -> str:
+    least, most = min(numbers), max(numbers)
+    upto = "" if least == most else f"{least} to "
+    return f"{upto}{most}, each {'up to ' if upto else ''}{percent(1 / max(1, least))}"

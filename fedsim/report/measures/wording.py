@@ -27,8 +27,10 @@ def findings(measures: Record) -> list[str]:
 
 def cautions(measures: Record) -> list[str]:
     """What models of one class for all say nothing of, and how far chance moves a share of few test images."""
-    constant = list(dict.fromkeys(run["name"] for run in measures["runs"] if at(run, "classes_named") == 1))
-    sentences = []
+    sentences, constant = [], []
+    for name, runs in grouped(measures["runs"]).items():
+        if number := sum(at(run, "classes_named") == 1 for run in runs):
+            constant.append(name if number == len(runs) else f"{name} (in {number} of {len(runs)} runs)")
     if constant:
         who = f"{listed(constant)} {'names' if len(constant) == 1 else 'name'}"
         sentences.append(f"{who} one class for all test images: that these keep it says nothing of the patches.")

@@ -37,7 +37,7 @@ def _line(row: AttackSummary, run: RecordedRun, without: tuple[AttackRecord, ...
         rebuilt = len(psnr_values(run, row.attack))
         of = f" over {rebuilt:,} of {count(row.pictures, 'image')}" if rebuilt < row.pictures else ""
         parts.append(f"{graded(row.mean_leaked)} on average{of}{guess}")
-    if row.changed and row.mean_psnr is not None:
+    if row.twofold and row.mean_psnr is not None:
         parts.append(f"{graded(row.mean_psnr)} {SEEN}")
     if row.label_share is not None:
         parts.append(f"{percent(row.label_share)} of the labels right{beside_labels(run, row.attack)}")

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from fedsim.metrics.labels import even_share
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
-from fedsim.report.run.summary import ByRound, by_round, right_share
-from fedsim.report.wording import listed, percent
+from fedsim.report.run.summary import AttackSummary, ByRound, by_round, right_share
+from fedsim.report.wording import count, listed, percent
 
 
 def after_labels(runs: Iterable[tuple[RecordedRun, str]]) -> bool:
@@ -31,6 +31,12 @@ def only_attacked(records: Iterable[AttackRecord]) -> str:
     """`Only labels were attacked`, where nothing was after images."""
     targets = sorted({"labels" if one.target in (None, "images") else one.target for one in records}) or ["labels"]
     return f"Only {listed(targets)} {'were' if len(targets) > 1 or targets[0].endswith('s') else 'was'} attacked"
+
+
+def in_updates(row: AttackSummary) -> str:
+    """` in 1 of 20 observed updates`, whose labels the attack's share is of; empty where it is of all."""
+    of = count(row.observations, "observed update")
+    return "" if row.labelled == row.observations else f" in {row.labelled:,} of {of}"
 
 
 def beside_labels(run: RecordedRun, attack: str) -> str:

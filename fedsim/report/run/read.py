@@ -95,11 +95,13 @@ class RecordedRun:
 
     @property
     def kind(self) -> str:
-        """`federated` or `audit`; guessed from the files where the summary does not say."""
+        """`federated` or `audit`; by its settings where the summary does not say, else guessed from the files."""
         stated = self.summary.get("kind")
         if stated in ("federated", "audit"):
             return str(stated)
-        return "audit" if self.attacks and not self.rounds else "federated"
+        asked = self.setting("audit")  # an audit's settings; of a run, whether it is scored
+        told = isinstance(asked, Mapping) or (not isinstance(asked, bool) and bool(self.attacks) and not self.rounds)
+        return "audit" if told else "federated"
 
     @property
     def round_seconds(self) -> dict[int, float]:

@@ -41,6 +41,8 @@ class ImageRecord:
         seen_guess_psnr: the same of what the model saw; None in folders of earlier versions.
         grey_psnr, seen_grey_psnr: what mid-grey reaches of the two; None in folders of earlier versions.
         content: a digest of the client's own picture; None in folders of earlier versions.
+        seen_changed: the model saw it changed; None where no picture was held against it, and in folders of earlier
+            versions.
     """
 
     image: str
@@ -56,11 +58,22 @@ class ImageRecord:
     grey_psnr: float | None = None
     seen_grey_psnr: float | None = None
     content: str | None = None
+    seen_changed: bool | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def changed(self) -> bool:
-        """Whether a defense changed the picture before the model saw it, as far as the scores tell."""
+        """Whether the model saw the picture changed; in folders of earlier versions as far as the scores tell."""
+        return self._apart if self.seen_changed is None else self.seen_changed
+
+    @property
+    def twofold(self) -> bool:
+        """Whether it has two scores to tell: the model saw it changed, or the server takes it for changed."""
+        return self.changed or self._apart
+
+    @property
+    def _apart(self) -> bool:
+        """Whether the scores of what the model saw and of the client's own differ by more than rounding."""
         if self.private_psnr is None:
             return False
         if self.psnr is None:
@@ -104,7 +117,7 @@ class ImageRecord:
     @property
     def as_seen(self) -> bool:
         """Whether it can be recognised as the model saw it and not, by PSNR, as the client's own."""
-        return self.changed and self.seen_recognisable and not self.recognisable
+        return self.twofold and self.seen_recognisable and not self.recognisable
 
     @property
     def rebuilt(self) -> bool:
@@ -260,6 +273,7 @@ def _image(values: Mapping[str, Any]) -> ImageRecord:
         label=text(values.get("label")),
         label_recovered=text(values.get("label_recovered")),
         content=text(values.get("content")),
+        seen_changed=changed if isinstance(changed := values.get("changed"), bool) else None,
         original=text(values.get("original")),
         reconstruction=text(values.get("reconstruction")),
         frames=_frames(values.get("frames")),

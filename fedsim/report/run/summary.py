@@ -35,7 +35,7 @@ class AttackSummary:
         rebuilt: those that the attack returned and that were scored.
         recognisable: those that can be recognised as the clients' own.
         as_seen: those that can be recognised as the model saw them, changed by a defense, and not as the clients' own.
-        changed: a defense changed pictures before the model saw them, so that the scores against the two differ.
+        twofold: pictures have two scores, as `ImageRecord.twofold`.
         mean_psnr, min_seen_psnr, seen_success: against what the model saw; the means and the
             least are over each form of a picture by itself.
         mean_recognisable: of those that can be recognised as the clients' own, against these.
@@ -46,7 +46,9 @@ class AttackSummary:
         success, seen_success: share of those with at least so many dB, by threshold, that are recognisable; a picture
             not rebuilt is a miss.
         certified_labels: of the certificates those of labels alone.
-        label_share: recovered labels as a share of all, weighted by batch size.
+        labelled: observations of which labels were recovered and scored.
+        label_share: recovered labels as a share of all of these, weighted by batch size.
+        label_reach: the same labels as a share of those of all observations, by which attacks are ranked.
         exact_batches: share of observations with every label right.
     """
 
@@ -62,7 +64,7 @@ class AttackSummary:
     rebuilt: int
     recognisable: int
     as_seen: int
-    changed: bool
+    twofold: bool
     mean_psnr: float | None
     mean_recognisable: float | None
     mean_leaked: float | None
@@ -74,7 +76,9 @@ class AttackSummary:
     means: dict[str, tuple[float | None, float | None]]
     success: dict[float, float | None]
     seen_success: dict[float, float | None]
+    labelled: int
     label_share: float | None
+    label_reach: float | None
     exact_batches: float | None
     median_seconds: float | None
     total_seconds: float
@@ -138,7 +142,7 @@ def strength(row: AttackSummary) -> tuple[int, float, float, int, float]:
         row.mean_capped or 0.0,
         row.mean_leaked or 0.0,
         row.certified,
-        row.label_share or 0.0,
+        row.label_reach or 0.0,
     )
 
 
@@ -157,10 +161,15 @@ def leakage_by_round(run: RecordedRun, attack: str) -> ByRound:
     return [(number, value) for number, value in means if value is not None]
 
 
-def right_share(scored: Iterable[AttackRecord]) -> float:
-    """Recovered labels as a share of all, weighted by batch size; of results whose labels were scored."""
-    labelled = [(record.label_share or 0.0, max(record.batch_size, 1)) for record in scored]
+def right_share(records: Iterable[AttackRecord]) -> float:
+    """Recovered labels as a share of all, weighted by batch size; without scored labels a result recovered none."""
+    labelled = [(record.label_share or 0.0, max(record.batch_size, 1)) for record in records]
     return sum(share * size for share, size in labelled) / sum(size for _, size in labelled)
+
+
+def most_labels(rows: Iterable[AttackSummary]) -> list[AttackSummary]:
+    """Those that recovered labels, who recovered most of all observed ones first."""
+    return sorted((row for row in rows if row.label_reach is not None), key=lambda row: -(row.label_reach or 0.0))
 
 
 def psnr_values(run: RecordedRun, attack: str) -> list[float]:
@@ -170,7 +179,13 @@ def psnr_values(run: RecordedRun, attack: str) -> list[float]:
 
 def final_accuracy(run: RecordedRun) -> float | None:
     """The accuracy of the last round that has one."""
-    return next((record.accuracy for record in reversed(run.rounds) if record.accuracy is not None), None)
+    return last_accuracy(run)[1]
+
+
+def last_accuracy(run: RecordedRun) -> tuple[int, float | None]:
+    """The last round that has an accuracy, and that; (0, None) without any."""
+    known = [(record.number, record.accuracy) for record in run.rounds if record.accuracy is not None]
+    return known[-1] if known else (0, None)
 
 
 def refusals(run: RecordedRun) -> list[Group]:
@@ -259,7 +274,7 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         rebuilt=len(values),
         recognisable=sum(image.recognisable for image in own),
         as_seen=sum(any(image.as_seen for image in found) for found in forms),
-        changed=any(image.changed for image in images),
+        twofold=any(image.twofold for image in images),
         mean_psnr=mean_psnr(seen),
         mean_recognisable=mean_psnr([one.leaked for one in own if one.recognisable and one.leaked is not None]),
         mean_leaked=mean_psnr(values),
@@ -271,7 +286,9 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         means={name: _means(name, images, own) for name in SHOWN},
         success=_shares([[image.leaked if image.recognisable else None] for image in own], pictures, values),
         seen_success=_shares([[_seen(image) for image in found] for found in forms], pictures, values),
+        labelled=len(labelled),
         label_share=right_share(labelled) if labelled else None,
+        label_reach=right_share(records) if labelled else None,
         exact_batches=sum(exact) / len(exact) if exact else None,
         median_seconds=statistics.median(seconds) if seconds else None,
         total_seconds=sum(record.seconds or 0.0 for record in records),

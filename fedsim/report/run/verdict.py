@@ -12,13 +12,15 @@ from fedsim.report.run.bounds.records import cautions, proof_of
 from fedsim.report.run.certificates import certificate_sentences
 from fedsim.report.run.images.counts import Counts, asked
 from fedsim.report.run.images.leakage import Leakage, summarise_leakage
-from fedsim.report.run.label_attacks import beside_labels, labels_of, only_attacked
+from fedsim.report.run.label_attacks import beside_labels, in_updates, labels_of, only_attacked
 from fedsim.report.run.read import RecordedRun
 from fedsim.report.run.records import AttackRecord
 from fedsim.report.run.summary import (
     AttackSummary,
     Group,
     final_accuracy,
+    last_accuracy,
+    most_labels,
     refusals,
     summarise_attacks,
     uncertified,
@@ -233,20 +235,20 @@ def _guess(rows: list[AttackSummary], baseline: Baseline | None) -> list[str]:
 
 
 def _labels(run: RecordedRun, rows: list[AttackSummary]) -> list[str]:
-    best = max((row for row in rows if row.label_share is not None), key=lambda row: row.label_share or 0, default=None)
-    if best is None:
-        return []
-    beside = beside_labels(run, best.attack)
-    return [f"{percent(best.label_share)} of the labels were recovered, by {best.attack}{beside}."]
+    return [
+        f"{percent(best.label_share)} of the labels{in_updates(best)} were recovered, by {best.attack}"
+        f"{beside_labels(run, best.attack)}."
+        for best in most_labels(rows)[:1]
+    ]
 
 
 def _accuracy(run: RecordedRun) -> list[str]:
-    accuracy = final_accuracy(run)
+    number, accuracy = last_accuracy(run)
     if accuracy is None:
         return ["An audit trains nothing, so there is no accuracy."] if run.kind == "audit" else []
     images = "test images" if run.test_pictures is None else count(run.test_pictures, "test image")
     return [
-        f"The model classified {percent(accuracy)} of the {images} correctly after round {_last(run)}.",
+        f"The model classified {percent(accuracy)} of the {images} correctly after round {number}.",
         *_guessed(run, accuracy),
     ]
 
@@ -272,7 +274,3 @@ def _unchanged(run: RecordedRun) -> list[str]:
     named = f"{'round' if len(lost) == 1 else 'rounds'} {listed([str(number) for number in lost])}"
     which = named if len(lost) <= REASONS_SHOWN else f"{len(lost):,} of {len(rounds):,} rounds"
     return [f"Nothing was aggregated in {which}: the model did not change."]
-
-
-def _last(run: RecordedRun) -> int:
-    return max(record.number for record in run.rounds if record.accuracy is not None)

@@ -6,6 +6,7 @@ from skimage.metrics import peak_signal_noise_ratio
 
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics import PSNR_CAP, score, score_labels
+from fedsim.metrics.records import ImageScore
 
 
 @pytest.fixture
@@ -38,6 +39,18 @@ def test_a_client_s_own_images_are_held_against_what_is_taken_for_them(truth: Gr
         assert [row.psnr for row in scores] == [PSNR_CAP] * 3
         assert [row.private_psnr == PSNR_CAP for row in scores] == [close] * 3
     assert score(truth, truth.images, None, own=own)[0].private_psnr == PSNR_CAP, "nothing was changed"
+
+
+def test_what_the_model_saw_changed_is_on_record_whatever_the_scores(truth: GroundTruth) -> None:
+    """The first image is seen mirrored, and un-mirrored rightly: no score tells."""
+    seen = truth.images.clone()
+    seen[0] = seen[0].flip(-1)
+    mirrored = GroundTruth(seen, truth.labels, truth.ids, truth.images)
+    scores = score(mirrored, seen, None, own=truth.images)
+    assert [row.private_psnr == row.psnr for row in scores] == [True] * 3
+    assert [row.changed for row in scores] == [True, False, False]
+    assert [row.changed for row in score(truth, truth.images, None)] == [False] * 3
+    assert ImageScore.from_dict(scores[0].to_dict()) == scores[0]
 
 
 def test_labels_alone(truth: GroundTruth) -> None:
@@ -95,6 +108,7 @@ def test_a_score_becomes_one_json_object(truth: GroundTruth) -> None:
         *(f"private_{name}" for name in ("mse", "psnr", "ssim", "fft2d", "fft2d_mjp", "lpips")),
         "label",
         "label_recovered",
+        "changed",
     ]
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedsim.report.compare.same_pictures import SamePicture, same_pictures
 from fedsim.report.draw.pictures import embed_strip
-from fedsim.report.render import build_report, build_sweep_report
+from fedsim.report.render import build_comparison, build_report, build_sweep_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.summary import summarise_attacks
 from fedsim.report.run.verdict import verdict
@@ -501,6 +501,44 @@ def test_labels_are_called_as_the_data_call_them(write_run: Any, records: Any, p
         text = build_report(folder).read_text(encoding="utf-8")
         assert "label 1 → 7 ✗" in text
         assert "left out: classes.json" in text
+
+
+def test_a_picture_that_the_model_saw_changed_is_not_called_the_original(
+    write_run: Any, records: Any, picture: Any
+) -> None:
+    """Mirrored, and un-mirrored rightly by the server: both scores are the same."""
+    shown = {"original": "reconstructions/o.png", "reconstruction": "reconstructions/a.png"}
+    image = records.image(157.7, private_psnr=157.7, private_ssim=0.5, changed=True, **shown)
+    folder = write_run([records.attack(1, 0, image)])
+    for file in shown.values():
+        picture(folder, file)
+    page = check_page(build_report(folder))
+    assert page.all("img")[0]["alt"].startswith("What the model saw of")
+    assert "which the model saw as they are" not in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_most_labels_are_those_of_all_observed_updates(write_run: Any, records: Any, tmp_path: Path) -> None:
+    """One rightly named label of twenty, the others refused, is not all of them."""
+    rows = [records.refusal(1, k, "withheld", attack="once") for k in range(1, 20)]
+    rows += [records.attack(1, 0, records.image(None), attack="once")]
+    rows += [records.attack(1, k, records.image(None), attack="labels", label_share=float(k > 0)) for k in range(20)]
+    folder = write_run(rows)
+    details = verdict(read_run(folder)).details
+    assert "95.0 % of the labels were recovered, by labels." in details
+    text = build_report(folder).read_text(encoding="utf-8")
+    assert '<div class="value">95.0 %</div><div class="note">by labels</div>' in text
+    some = '100 %<br><span class="hint">1 of 20</span>'
+    assert text.count(some) == 1
+    assert build_comparison([folder], tmp_path / "out.html").read_text(encoding="utf-8").count(some) == 1
+    alone = read_run(write_run(rows[:20], name="alone"))
+    assert "100 % of the labels in 1 of 20 observed updates were recovered, by once." in verdict(alone).details
+
+
+def test_the_accuracy_of_a_run_that_did_not_finish_is_not_called_final(write_run: Any) -> None:
+    for finished, name in ((True, "Final accuracy"), (False, "Accuracy after round 0")):
+        summary = {"kind": "federated", "finished": finished}
+        folder = write_run(rounds=[{"round": 0, "accuracy": 0.1}], summary=summary, name=name)
+        assert f">{name}<" in build_report(folder).read_text(encoding="utf-8")
 
 
 def test_pictures_without_originals_are_judged_by_eye(write_run: Any, records: Any, picture: Any) -> None:

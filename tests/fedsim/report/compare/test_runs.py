@@ -203,6 +203,23 @@ def test_of_a_changed_picture_the_recognisable_result_is_shown(
     assert [(result.attack, result.psnr, result.seen) for result in one.results] == [("exact", 6.4, 157.0)] * 2
 
 
+def test_a_picture_that_the_model_saw_changed_is_no_original(
+    write_run: Any, records: Any, picture: Any, tmp_path: Path
+) -> None:
+    """Mirrored, and un-mirrored rightly by the server: both scores are the same."""
+    folders = []
+    for name in ("a", "b"):
+        shown = {"original": "reconstructions/o.png", "reconstruction": "reconstructions/a.png"}
+        image = records.image(157.7, private_psnr=157.7, private_ssim=0.5, changed=True, **shown)
+        folders.append(write_run([records.attack(1, 0, image)], name=name))
+        for file in shown.values():
+            picture(folders[-1], file)
+    (one,) = compare_runs(folders, tmp_path, "x").pictures
+    assert one.original is None
+    assert [result.seen for result in one.results] == [157.7] * 2
+    assert "the number in brackets is of the picture above it" in build_comparison(folders, tmp_path / "x").read_text()
+
+
 def test_pictures_are_shown_that_some_run_rebuilt_those_of_known_originals_first(
     write_run: Any, records: Any, picture: Any, tmp_path: Path
 ) -> None:

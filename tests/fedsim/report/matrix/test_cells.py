@@ -55,6 +55,15 @@ def test_no_attack_leaks_less_than_the_guess_that_it_could_submit_instead():
     assert [row.pareto for row in with_front([bad, worse, refuses])] == [False, False, True]
 
 
+def test_most_labels_are_those_of_all_updates():
+    """An attack that names one label rightly and refuses the other updates recovers one of twenty."""
+    once = cell(20.0, "once", done=1, refused=19, labelled=1, label_share=1.0)
+    often = cell(None, "often", done=20, labelled=20, label_share=0.95)
+    blind = cell(None, "blind", done=20, labelled=20, label_share=1.0, blind=True)
+    assert MatrixRow("a", cells=(once, blind, often)).most_labels == often
+    assert MatrixRow("a", cells=(blind, cell(20.0))).most_labels is None
+
+
 def test_a_row_that_was_not_tested_leaks_no_number():
     """The guess alone is no leakage of a defense."""
     refused = MatrixRow("refused", accuracies=(0.9,), cells=(cell(None, status="refused"),), counts=Counts(refused=8))

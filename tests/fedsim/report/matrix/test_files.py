@@ -158,7 +158,7 @@ def test_the_page_shows_numbers_reasons_and_every_name(tmp_path):
     assert "levels=255" in told
     assert "the model; one image" in told
     assert "1 of 1 recognisable, without the update 0 of 1, 0 certified" in told
-    assert "2, each 50.0 % of all" in told
+    assert "1 to 2, each up to 100 % of all" in told
     assert "1 client failure; nothing aggregated in 2 rounds" in told
     assert "safe" not in told[told.index("fedsim · ") : told.index("The numbers are in")]
     drawn = "".join(parsed.text)[told.index("Privacy") :]

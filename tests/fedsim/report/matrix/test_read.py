@@ -59,6 +59,8 @@ def test_a_cell_counts_all_pictures_and_none_for_more_than_exact(audit):
     assert cell.recognised == pytest.approx(2 / 4)
     assert cell.label_exact == pytest.approx(0.5)
     assert cell.label_share == pytest.approx(0.75)
+    assert (cell.labelled, cell.label_reach) == (2, pytest.approx(0.375))
+    assert "75.0 % of the labels in 2 of 4 updates" in cell_story(cell)
     assert cell.seconds == pytest.approx(2.0)
 
 

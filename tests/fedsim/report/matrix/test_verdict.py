@@ -209,4 +209,8 @@ def test_few_images_are_told():
     ]
     many = row("a", 0.9, 11.0, counts=Counts(0, 0, 0, 20, 20))
     assert few(matrix(many, test_pictures=100)) == []
+    refused = row("b", 0.9, 11.0, counts=Counts(0, 0, 0, 3, 3, refused=17))
+    assert few(matrix(many, refused)) == [("Few observed images", "3, each 33.3 % of all in b")]
+    both = few(matrix(many, refused, row("c", 0.9, 11.0)))
+    assert both == [("Few observed images", "3 to 8, each up to 33.3 % of all in b and c")]
     assert few(matrix(MatrixRow("none"), test_pictures=None)) == []

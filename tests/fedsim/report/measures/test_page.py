@@ -144,6 +144,9 @@ def test_a_model_of_one_class_for_all_says_nothing_of_its_patches():
     """It keeps the class of every shuffled image, as 100 % told of an untrained one."""
     told = cautions(measures(run(classes_named=1, corruptions=None), run("mjp", classes_named=4, corruptions=None)))
     assert told == ["baseline names one class for all test images: that these keep it says nothing of the patches."]
+    seeds = [run("mjp", classes_named=classes, corruptions=None) for classes in (10, 1, 10)]
+    (some,) = cautions(measures(*seeds))
+    assert some.startswith("mjp (in 1 of 3 runs) names one class for all test images")
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,14 @@ def test_an_audit_is_recognised_without_a_summary(tmp_path: Path, records: Any) 
     assert read_run(tmp_path).kind == "audit"
 
 
+@pytest.mark.parametrize(("config", "kind"), [("audit: {num_images: 4}", "audit"), ("audit: true", "federated")])
+def test_what_was_killed_before_its_first_round_or_result_is_known_by_its_settings(
+    tmp_path: Path, config: str, kind: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"seed: 0\n{config}\n")
+    assert read_run(tmp_path).kind == kind
+
+
 def test_rounding_is_no_change_of_a_picture_but_a_shuffle_is(write_run: Any, records: Any) -> None:
     """Files hold pictures in other steps than tensors: the scores of one picture differ in the last digits."""
     images = [
@@ -126,6 +134,21 @@ def test_rounding_is_no_change_of_a_picture_but_a_shuffle_is(write_run: Any, rec
     ]
     (record,) = read_run(write_run(attacks=[records.attack(1, 0, *images)])).attacks
     assert [image.changed for image in record.images] == [False, False, True, True]
+
+
+def test_whether_the_model_saw_a_picture_changed_is_as_recorded(write_run: Any, records: Any) -> None:
+    """A mirrored picture that is un-mirrored rightly has equal scores; one taken for mirrored wrongly has not."""
+    images = [
+        records.image(157.7, "mirrored", private_psnr=157.7, private_ssim=0.5, changed=True),
+        records.image(157.7, "taken for mirrored", private_psnr=9.0, private_ssim=0.1, changed=False),
+        records.image(157.7, "as it is", private_psnr=157.7, private_ssim=0.5, changed=False),
+    ]
+    (record,) = read_run(write_run(attacks=[records.attack(1, 0, *images)])).attacks
+    assert [(image.changed, image.twofold, image.as_seen) for image in record.images] == [
+        (True, True, False),
+        (False, True, True),
+        (False, False, False),
+    ]
 
 
 def test_attacks_say_themselves_that_they_are_baselines(write_run: Any, records: Any) -> None:

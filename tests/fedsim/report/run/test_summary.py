@@ -91,7 +91,7 @@ def test_scores_against_private_pictures(write_run: Any, records: Any) -> None:
     assert (changed.mean_leaked, changed.min_psnr) == (25.0, 10.0)
     assert (changed.recognisable, changed.as_seen, changed.recognised) == (1, 1, pytest.approx(2 / 3))
     assert tuple(one.means["ssim"][1] for one in (changed, same, old)) == (pytest.approx(0.3), 0.5, 0.5)
-    assert (changed.changed, same.changed, old.changed) == (True, False, False)
+    assert (changed.twofold, same.twofold, old.twofold) == (True, False, False)
 
 
 def test_a_picture_counts_once_by_its_best_attack(write_run: Any, records: Any) -> None:

@@ -414,7 +414,7 @@ def test_what_the_model_saw_is_recognisable_from_where_anything_is(
     found = verdict(run)
     assert found.level == "broken"
     assert found.sentence.startswith(
-        "The server rebuilt 6 of 6 images recognisably as the model saw them, changed by ats and half (without the "
+        "The server rebuilt 6 of 6 images recognisably as the model saw them, changed by ats or half (without the "
         f"update: 0 of 6): {seen:.1f} dB on average against what it saw, 8.5 dB against the client's own."
     )
     assert (found.counts.recognisable, found.counts.own, found.counts.as_seen) == (6, 0, 6)
