@@ -19,7 +19,7 @@ from attacks.optimization.second_order.residual import Residual, make_residuals,
 from attacks.optimization.second_order.sketch import gram
 from fedsim.bounds.gaussian_prior import ImagePrior
 
-MOST_WHOLE, MOST_OF_FEW = 2_000, 4_000
+MOST_WHOLE, MOST_OF_FEW = 2_000, 8_000
 """Unknowns up to which J is computed whole, if there is memory for it; the second where few numbers determine them."""
 FEW = 10**8
 """Entries of J up to which its square takes less than products do."""

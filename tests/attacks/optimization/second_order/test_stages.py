@@ -38,7 +38,9 @@ def residuals():
         (4_000, 4_000, True),
         (3_072, 640, False),  # the head alone: frequencies say what it leaves open
         (3_072, 900_000, False),
+        (6_144, 8_000, True),
         (6_144, 20_000, False),
+        (12_288, 8_000, False),
     ],
 )
 def test_jacobian_is_whole_where_it_is_small_and_where_few_numbers_determine_more_unknowns(unknowns, numbers, whole):
