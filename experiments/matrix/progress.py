@@ -24,8 +24,8 @@ from fedsim.storage.json_objects import DamagedFileError, read_object
 
 logger = getLogger(__name__)
 
-NOT_TRAINED = ("seed", "defense", "audit", "attack", "observe", "ray", "tracker", "simulation")
-"""Of a training's settings: what is no part of how a row's model is trained, its defense apart."""
+TRAINED = ("data", "partition", "strategy", "num_clients", "num_rounds")
+"""Of a training's settings, beside the batch: what is no defense where a row has its own."""
 
 SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -246,8 +246,11 @@ def _releases(client: Mapping[str, Any]) -> int:
 
 
 def _own(first: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a row's training is set to, other than the first's and besides its defense."""
-    before, now = (flatten({key: one[key] for key in one if key not in NOT_TRAINED}) for one in (first, config))
+    """What a row's training is set to, other than the first's, which is no defense: batches, clients, rounds."""
+    before, now = (
+        flatten({"client": {"batch_size": one["client"]["batch_size"]}} | {name: one.get(name) for name in TRAINED})
+        for one in (first, config)
+    )
     keys = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
     return tuple(f"{key}={now.get(key)}" for key in keys)
 

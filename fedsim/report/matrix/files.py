@@ -40,6 +40,7 @@ COLUMNS = (
     "images",
     "label_exact",
     "label_share",
+    "labelled",
     "pictures",
     "rebuilt",
     "done",

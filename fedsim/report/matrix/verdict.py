@@ -24,7 +24,8 @@ def resolution(one: MatrixRow, other: MatrixRow, test_pictures: int | None) -> f
 
 def reference(matrix: Matrix, row: MatrixRow) -> MatrixRow | None:
     """The undefended row that is trained alike, with updates of the same size."""
-    return next((one for one in matrix.rows_of(row.batch) if not one.defended and one.own == row.own), None)
+    rows = matrix.rows_of(row.batch) if row.own is not None else ()  # an earlier version did not say how it is trained
+    return next((one for one in rows if not one.defended and one.own == row.own), None)
 
 
 def difference(matrix: Matrix, row: MatrixRow) -> str:
@@ -74,7 +75,8 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
     defenses, against = [row for row in rows if row.defended], next((row for row in rows if not row.defended), None)
     told = [_of_level(level, defenses) for level in get_args(Level)]
     told.append(_as_seen([row.name for row in defenses if row.as_seen]))
-    told.append(_most_accurate(matrix, [row for row in defenses if row.level == "open" and not row.mismatch]))
+    comparable = [row for row in defenses if row.level == "open" and not row.mismatch]
+    told.append(_most_accurate(matrix, [row for row in comparable if against is None or row.own == against.own]))
     told.append("" if against is None else _undefended(against))
     text = "\n".join(filter(None, told))
     return text if not text or batch is None else f"Updates of {count(batch, 'image')}.\n{text}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedsim.bounds.robustness import blow_up
-from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow
+from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState
 from fedsim.report.matrix.verdict import verdicts
 from fedsim.report.run.images.counts import Counts
 
@@ -31,6 +31,15 @@ def test_what_is_attacked_is_a_further_release():
     audited = replace(released, attacked=1)
     assert (released.level, audited.level) == ("proven", "open")
     assert audited.gamma == pytest.approx(blow_up(1e-3, 3**0.5))
+
+
+def test_an_earlier_version_s_file_counts_one_release_for_each_audit():
+    released = replace(row(2**0.5, dp_sgd_gdp_releases=2.0), audits={"initial": RowState("done")})
+    values = Matrix("m", (), (), ("initial",), (released,)).to_dict()
+    for name in ("own", "attacked"):
+        del values["rows"][0][name]
+    (read,) = Matrix.from_dict(values).rows
+    assert (read.attacked, read.own, read.level) == (1, None, "open")
 
 
 def test_the_level_follows():

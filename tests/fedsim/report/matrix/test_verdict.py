@@ -154,6 +154,8 @@ def test_a_difference_is_to_the_undefended_row_of_the_same_size():
     assert difference(matrix(NONE, pairs, longer), longer) == "", "trained otherwise"
     alike = replace(pairs, name="none_longer", own=longer.own)
     assert difference(matrix(NONE, pairs, alike, longer), longer) == "+10.0 ± 7.3"
+    before = replace(mixup, own=None)
+    assert difference(matrix(NONE, pairs, before), before) == "", "an earlier version did not say how it was trained"
     crashed = row("none", 0.5, None, 2, status="failed", defended=False)
     assert difference(matrix(crashed, mixup), mixup) == "+10.0 ± 7.3"  # its accuracy is known all the same
 
