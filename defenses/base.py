@@ -23,6 +23,9 @@ from fedsim.update import State, Update, under
 
 logger = getLogger(__name__)
 
+UNKNOWN = 0
+"""Copies of an image, where not all of the client's can be read: it stays so, also once they can."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -238,8 +241,9 @@ class DefenseChain(Defense):
                 turn.memory[COPIES] = torch.tensor(most_copies(turn.pictures))
             except ConfigError as error:  # one that no batch may need
                 logger.warning("nothing is proven of a client whose images cannot all be compared: %s", error)
-                return replace(proven, mu=math.inf)
-        return with_copies(proven, int(turn.memory[COPIES]))
+                turn.memory[COPIES] = torch.tensor(UNKNOWN)
+        copies = int(turn.memory[COPIES])
+        return replace(proven, mu=math.inf) if copies == UNKNOWN else with_copies(proven, copies)
 
     def gaussian_dp(self) -> GaussianDP | None:
         """The strongest: each holds by itself."""

@@ -117,12 +117,11 @@ class GradientMatching(Attack):
                 except NotApplicable as refusal:
                     outcomes[index] = NotApplicable(str(refusal))  # its traceback would keep what its frames held
             one_by_one = self.search.one_by_one or self._local(problems) == "surrogate"
-            batches = [[index] for index in range(len(ready))] if one_by_one else [list(range(len(ready)))]
+            batches = [[index] for index in range(len(ready))] if one_by_one else _of_a_shape(problems)
             for part, batch in enumerate(batches):
-                if not batch:
-                    continue
                 chosen = [problems[index] for index in batch]
-                session = self.session.part(f"{number}-{part}") if len(observations) > 1 else self.session
+                name = f"{number}-{part}" if len(batch) == 1 else f"{number}-{part}-of-{len(batch)}"
+                session = self.session.part(name) if len(observations) > 1 else self.session
                 results = self.search.run(self._task(chosen, device, session), [rngs[ready[index]] for index in batch])
                 for index, result in zip(batch, results, strict=True):
                     outcomes[ready[index]] = self._reconstruction(problems[index], result)
@@ -172,6 +171,14 @@ class GradientMatching(Attack):
 
     def _local(self, problems: Sequence[Problem]) -> str:
         return local_updates(self.problem.local_updates, problems[0].observation) if problems else "gradient"
+
+
+def _of_a_shape(problems: Sequence[Problem]) -> list[list[int]]:
+    """Indices of problems whose points have one shape: how many directions are open may depend on the update."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, problem in enumerate(problems):
+        groups.setdefault(tuple(problem.space.initial(torch.Generator().manual_seed(0)).shape), []).append(index)
+    return list(groups.values())
 
 
 def _alike(observations: Sequence[Observation]) -> list[list[int]]:

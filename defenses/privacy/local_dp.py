@@ -30,7 +30,7 @@ class LocalDP(Defense):
     `measurements` reports allows, one whose norm is not finite counting as zero, and a defense behind it makes no more
     of them as long as it reads the update alone (leakage_gate reads the client's pictures too, and refuses to stand
     beside it). That ε is exact, over all rounds, for the sensitivity 2C that any two clipped updates have; the setting
-    is that of one round where `sensitivity` is 2C and ε < 1, or with `analytic`. Otherwise it may be less than what is
+    is that of one round where `sensitivity` is 2C, and ε < 1 or with `analytic`. Otherwise it may be less than what is
     spent. The training loss and the number of pictures are reported as they are, outside of it.
 
     Args:

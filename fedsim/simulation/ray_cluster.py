@@ -24,13 +24,14 @@ STARTS = 3
 """Attempts at a Ray of one's own; each waits 30 s, which Ray does not let us choose."""
 SLOW_START = "timed out during startup"
 UNWATCHED = {
-    "enable_metrics_collection": False,
-    "event_stats": False,
-    "task_events_report_interval_ms": 0,
-    "max_direct_call_object_size": 2**20,
+    "RAY_enable_metrics_collection": "0",
+    "RAY_event_stats": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_max_direct_call_object_size": f"{2**20}",
 }
-"""Of a Ray of one's own that has no dashboard: nobody would look at what its processes report of each other, and what a
-worker returns goes straight to who asked up to 1 MiB, not 100 KB: a small model's update, without Ray's store."""
+"""The environment of a Ray of one's own that has no dashboard: nobody would look at what its processes report of each
+other, and what a worker returns goes straight to who asked up to 1 MiB, not 100 KB: a small model's update, without
+Ray's store. Ray passes over names that it does not know."""
 
 
 @contextmanager
@@ -62,18 +63,18 @@ def ray_cluster(
         _bind_to_loopback()
         options |= {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": dashboard}
         options |= {"dashboard_host": "127.0.0.1", "address": "local"}
-        options |= {} if dashboard else {"_system_config": UNWATCHED}
     else:
         _check_answer(address)
         options |= {"address": address, "runtime_env": dict(runtime_env or {})}
     try:
         may_ask = _may_have_the_token(address)
-        try:
-            _init(options, tell=not may_ask)
-        except ConnectionError:
-            if not (may_ask and _send_token()):
-                raise
-            _init(options)
+        with _environment({} if dashboard or address is not None else UNWATCHED):
+            try:
+                _init(options, tell=not may_ask)
+            except ConnectionError:
+                if not (may_ask and _send_token()):
+                    raise
+                _init(options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         if address is None:
             raise
@@ -203,6 +204,18 @@ def _bind_to_loopback() -> None:
 
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Those set for the block; a user's own setting wins."""
+    ours = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 @contextmanager

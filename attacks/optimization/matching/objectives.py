@@ -31,6 +31,8 @@ class Objective(ABC):
     def prepare(self, observation: Observation) -> "Objective":
         """Look up what the distance needs to know of the observed model.
 
+        One prepared distance serves all victims that are searched together: of the update's numbers it may read none.
+
         Raises:
             NotApplicable: the model or the update lacks it.
         """

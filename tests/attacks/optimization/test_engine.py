@@ -1,6 +1,7 @@
 """The engine as a whole, on pictures of 16 px."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from attacks.optimization import (
     Schedule,
     SquaredL2,
     TagDistance,
+    engine,
 )
 from attacks.optimization.parametrisation import PatchRowSpace
 from attacks.optimization.priors import BatchNormStatistics, FeatureTarget, ImageNorm, TotalVariation
@@ -137,6 +139,13 @@ def test_victims_together_are_those_one_by_one(small, tools, cpu, monkeypatch):
         alone = attack(matching, victim, seed)
         torch.testing.assert_close(found.images, alone.images, rtol=0, atol=1e-5)
         assert found.labels.tolist() == alone.labels.tolist()
+
+
+def test_victims_whose_points_have_other_shapes_are_searched_apart():
+    """As with coordinates of a row space, of which each update may leave another number open."""
+    shapes = [(3, 2), (4, 2), (3, 2)]
+    spaces = [SimpleNamespace(initial=lambda rng, shape=shape: torch.zeros(shape)) for shape in shapes]
+    assert engine._of_a_shape([SimpleNamespace(space=space) for space in spaces]) == [[0, 2], [1]]
 
 
 def test_one_refusal_leaves_the_others_alone(small, cpu):

@@ -1,5 +1,6 @@
 """A cluster that cannot be used is an error in one line, at once."""
 
+import os
 import signal
 import socket
 import time
@@ -112,16 +113,14 @@ def test_what_travels_is_handed_to_ray(without_ray, open_port, monkeypatch):
 
 @pytest.mark.parametrize("dashboard", [False, True])
 def test_a_ray_that_nobody_watches_reports_nothing_and_one_with_a_dashboard_all(without_ray, monkeypatch, dashboard):
-    seen = {}
-    monkeypatch.setattr(ray, "init", lambda **options: seen.update(options))
+    seen, reports = {}, "RAY_enable_metrics_collection"
+    monkeypatch.setenv("RAY_event_stats", "1")
+    monkeypatch.setattr(ray, "init", lambda **options: seen.update(options, **os.environ))
     with ray_cluster(None, 1, 0, dashboard=dashboard):
-        pass
-    settings = seen.get("_system_config", {})
+        assert reports not in os.environ, "for those that start alone"
     assert seen["include_dashboard"] is dashboard
-    assert ("enable_metrics_collection" in settings, settings.get("task_events_report_interval_ms")) == (
-        not dashboard,
-        None if dashboard else 0,
-    )
+    assert seen.get(reports) == (None if dashboard else "0")
+    assert seen["RAY_event_stats"] == "1", "the user's own"
 
 
 @pytest.mark.parametrize("own", [True, False])
