@@ -7,7 +7,16 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
-from fedsim.bounds.privacy import began_anew, held_by_several, is_budget, is_first_round, largest_budgets, spent_at_most
+from fedsim.bounds.privacy import (
+    COPIES,
+    MU,
+    began_anew,
+    held_by_several,
+    is_budget,
+    is_first_round,
+    largest_budgets,
+    spent_at_most,
+)
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE
 from fedsim.wire.reply.values import LATE, MALFORMED
@@ -51,7 +60,7 @@ class PrivacyBudget:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._largest = dict(state["largest"])
+        self._largest = _without_uncounted(state["largest"])
         self._reported = {who: dict(values) for who, values in state.get("reported", {}).items()}
         self._refused = dict(state.get("refused", {}))
         self._unknown = bool(state.get("unknown", False))
@@ -106,6 +115,12 @@ class PrivacyBudget:
                 name,
             )
         return {**metrics, **dict.fromkeys(anew, math.inf)}
+
+
+def _without_uncounted(largest: Mapping[str, float]) -> dict[str, float]:
+    """With ∞ for each μ of an earlier version, which counted no copies of an image: what was spent is not known."""
+    uncounted = [name for name in largest if name.endswith(MU) and f"{name.removesuffix(MU)}{COPIES}" not in largest]
+    return {**largest, **dict.fromkeys(uncounted, math.inf)}
 
 
 def _failed(reply: Message, prefix: str) -> bool:

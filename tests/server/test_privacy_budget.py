@@ -272,3 +272,16 @@ def test_an_image_that_cannot_be_read_costs_the_theorem_and_ends_nothing(federat
     round_ = rounds.take()
     assert not round_.failures
     assert round_.metrics["dp_sgd_gdp_mu"] == math.inf, "of the client that holds it nothing is proven"
+
+
+def test_what_an_earlier_version_did_not_count_proves_nothing_when_it_goes_on():
+    spent = {"dp_sgd_gdp_mu": 0.5, "dp_sgd_gdp_releases": 5.0, "dp_sgd_gdp_copies": 1.0}
+    before, budget = PrivacyBudget(1), PrivacyBudget(1)
+    before.hear(1, replies(spent))
+    state = before.state_dict()
+    budget.load_state_dict(state)
+    assert budget.state_dict()["largest"] == spent
+    del state["largest"]["dp_sgd_gdp_copies"]
+    budget.load_state_dict(state)
+    budget.hear(2, replies(spent))
+    assert dict(budget.put_into(None))["dp_sgd_gdp_mu"] == math.inf
