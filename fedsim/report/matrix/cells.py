@@ -112,7 +112,7 @@ class MatrixRow:
         unchanged: rounds of all trainings together that aggregated nothing.
         own: what is set of its training besides the defense, other than the first row's; None where an earlier version
             did not say.
-        attacked: releases of an image in the updates that are attacked, beside those of a training.
+        attacked: releases of an image in the updates that are attacked, beside those of a training; None as `own`.
         trainings: by seed; audits: by state.
         counts: over all its attacks that read what was shared, in all states; None where an earlier version counted
             less.
@@ -129,7 +129,7 @@ class MatrixRow:
     client_failures: int = 0
     unchanged: int = 0
     own: tuple[str, ...] | None = ()
-    attacked: int = 0
+    attacked: int | None = 0
     trainings: dict[str, RowState] = field(default_factory=dict)
     audits: dict[str, RowState] = field(default_factory=dict)
     cells: tuple[MatrixCell, ...] = ()
@@ -153,6 +153,8 @@ class MatrixRow:
 
         None without that theorem of every seed.
         """
+        if self.attacked is None:
+            return None
         mus = [mu * math.sqrt(1.0 + self.attacked / releases) for mu, releases in gdp(self.measured).values()]
         return blow_up(PROVEN_KAPPA, min(mus)) if mus else None
 
@@ -337,17 +339,14 @@ FOLLOWS = ("level", "gamma", "accuracy", "spread", "batch", "leakage", "gain", "
 def with_front(rows: Sequence[MatrixRow]) -> tuple[MatrixRow, ...]:
     """The rows with the defenses on the Pareto front marked: no other is as accurate and leaks less, or the reverse.
 
-    A front for each size of an update, of rows that are trained alike. Undefended rows dominate others, and are never
-    marked themselves.
+    A front for each size of an update. Undefended rows dominate others, and are never marked themselves.
     """
-    points: dict[object, list[tuple[float, float]]] = {}
+    points: dict[int | None, list[tuple[float, float]]] = {}
     for row in rows:
         if row.placed:
-            points.setdefault((row.batch, row.own), []).append(_point(row))
-    fronts = {alike: pareto_front(group) for alike, group in points.items()}
-    return tuple(
-        replace(row, pareto=row.defended and row.placed and _point(row) in fronts[row.batch, row.own]) for row in rows
-    )
+            points.setdefault(row.batch, []).append(_point(row))
+    fronts = {batch: pareto_front(group) for batch, group in points.items()}
+    return tuple(replace(row, pareto=row.defended and row.placed and _point(row) in fronts[row.batch]) for row in rows)
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:
@@ -373,7 +372,7 @@ def _row(values: Mapping[str, Any]) -> MatrixRow:
         **{key: values[key] for key in plain},
         unchanged=values.get("unchanged", 0),
         own=tuple(values["own"]) if values.get("own") is not None else None,
-        attacked=values.get("attacked", len(values["audits"])),
+        attacked=values.get("attacked"),
         accuracies=tuple(values["accuracies"]),
         trainings={name: RowState(**stage) for name, stage in values["trainings"].items()},
         audits={name: RowState(**stage) for name, stage in values["audits"].items()},

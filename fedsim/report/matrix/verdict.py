@@ -23,7 +23,7 @@ def resolution(one: MatrixRow, other: MatrixRow, test_pictures: int | None) -> f
 
 
 def reference(matrix: Matrix, row: MatrixRow) -> MatrixRow | None:
-    """The undefended row that is trained alike, with updates of the same size."""
+    """The undefended row of the same data, clients, rounds and batches, with updates of the same size."""
     rows = matrix.rows_of(row.batch) if row.own is not None else ()  # an earlier version did not say how it is trained
     return next((one for one in rows if not one.defended and one.own == row.own), None)
 
@@ -43,7 +43,7 @@ def verdicts(matrix: Matrix) -> list[str]:
     each sentence."""
     if not matrix.reading:
         return ["No attack was asked for, baselines alone."]
-    old = any(row.cells and row.counts is None for row in matrix.rows)
+    old = any(row.cells and (row.counts is None or row.own is None) for row in matrix.rows)
     told = list(filter(None, (_verdict(matrix, batch) for batch in matrix.batches)))
     if old:
         told.append("An earlier version counted less: call fedsim-matrix again here, and the levels are counted anew.")
@@ -75,8 +75,7 @@ def _verdict(matrix: Matrix, batch: int | None) -> str:
     defenses, against = [row for row in rows if row.defended], next((row for row in rows if not row.defended), None)
     told = [_of_level(level, defenses) for level in get_args(Level)]
     told.append(_as_seen([row.name for row in defenses if row.as_seen]))
-    comparable = [row for row in defenses if row.level == "open" and not row.mismatch]
-    told.append(_most_accurate(matrix, [row for row in comparable if against is None or row.own == against.own]))
+    told.append(_most_accurate(matrix, [row for row in defenses if row.level == "open" and not row.mismatch]))
     told.append("" if against is None else _undefended(against))
     text = "\n".join(filter(None, told))
     return text if not text or batch is None else f"Updates of {count(batch, 'image')}.\n{text}"

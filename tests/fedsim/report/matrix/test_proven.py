@@ -33,13 +33,15 @@ def test_what_is_attacked_is_a_further_release():
     assert audited.gamma == pytest.approx(blow_up(1e-3, 3**0.5))
 
 
-def test_an_earlier_version_s_file_counts_one_release_for_each_audit():
+def test_of_an_earlier_version_s_file_nothing_is_proven():
     released = replace(row(2**0.5, dp_sgd_gdp_releases=2.0), audits={"initial": RowState("done")})
-    values = Matrix("m", (), (), ("initial",), (released,)).to_dict()
+    columns = (MatrixColumn("patch_gradient", "", ""),)
+    values = Matrix("m", (), columns, ("initial",), (released,)).to_dict()
     for name in ("own", "attacked"):
         del values["rows"][0][name]
     (read,) = Matrix.from_dict(values).rows
-    assert (read.attacked, read.own, read.level) == (1, None, "open")
+    assert (read.attacked, read.own, read.gamma, read.level) == (None, None, None, "open")
+    assert "An earlier version counted less" in verdicts(Matrix.from_dict(values))[-1]
 
 
 def test_the_level_follows():
