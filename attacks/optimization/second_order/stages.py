@@ -15,6 +15,7 @@ from attacks.optimization.search.memory import GIB, chunk_size, default_budget
 from attacks.optimization.second_order.coordinates import Frequencies
 from attacks.optimization.second_order.levenberg_marquardt import DenseModel, Linearised, NormalEquations
 from attacks.optimization.second_order.products import MatrixFree
+from attacks.optimization.second_order.read_directions import ReadDirections
 from attacks.optimization.second_order.residual import Residual, make_residuals, shape_of
 from attacks.optimization.second_order.sketch import gram
 from fedsim.bounds.gaussian_prior import ImagePrior
@@ -83,11 +84,15 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     count, numbers, room = math.prod(shape), sum(_sizes(problem)), _room(task)
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
-    if (together := whole_together(problem, count, task)) is not None:
-        exact, coarse = make_residuals(*given), make_residuals(*given, dtype=torch.float32)
+    read = ReadDirections.of(problem, prior, lambda: make_residuals(*given)[-1], task.device)
+    varied = count if read is None else read.count
+    if (together := whole_together(problem, varied, task)) is not None:
+        point = _same if read is None else read.point
+        unknowns = _same if read is None else read.unknowns
+        exact, coarse = (make_residuals(*given, point, dtype) for dtype in (torch.float64, torch.float32))
         pairs = zip(exact, coarse, strict=True)
         stages = [Stage(one, whole_model(one, rough, together)) for one, rough in pairs]
-        return StagePlan(stages, _same, _same, count, coarse[0])
+        return StagePlan(stages, point, unknowns, varied, coarse[0])
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
     unknowns = _same if frequencies is None else frequencies.coordinates

@@ -77,8 +77,8 @@ class WarmStart:
 
         Where J is whole as many points at once as it has columns at once.
         """
-        residual, together = self._residual, whole_together(self.problem, points.shape[1], self.task)
         x = torch.stack([self.plan.unknowns(point) for point in points])
+        residual, together = self._residual, whole_together(self.problem, x.shape[1], self.task)
         if together is None:
             found = torch.stack([residual(one).square().sum() for one in x])
         else:
@@ -141,9 +141,13 @@ class WarmStart:
     def _towards(
         self, point: Float[Tensor, " n"], steps: int, with_prior: float, system: MatrixFree | None
     ) -> tuple[Float[Tensor, " n"], bool]:
-        x, together = self.plan.unknowns(point), whole_together(self.problem, len(point), self.task)
+        x, pixels = self.plan.unknowns(point), self.plan.point
+        together = whole_together(self.problem, len(x), self.task)
         if together is not None:
-            return self._descend(self._residual, self._coarse, x, _same, together, steps, with_prior=with_prior)
+            end, reached = self._descend(
+                self._residual, self._coarse, x, pixels, together, steps, with_prior=with_prior
+            )
+            return pixels(end), reached
         assert system is not None
         residual = self._residual
         enough = 2.0 * residual.floor
@@ -152,7 +156,7 @@ class WarmStart:
             return system.held(held.pieces(), weight)
 
         end, reached = descend_with_fading(residual, _same, x, steps, linearised, self.report, enough, with_prior)
-        return self.plan.point(end), reached
+        return pixels(end), reached
 
     def in_any_order(self, point: Float[Tensor, " n"], fading: bool) -> Float[Tensor, " n"] | None:
         """A point with its patches where a search that leaves their places open puts them; None where it cannot.
