@@ -46,7 +46,7 @@ class ReadDirections:
     ) -> "ReadDirections | None":
         """None where the model reads all of an image, or what is shared tells more of it than the model reads.
 
-        The first is so where the model is as wide as a patch has numbers, the second where the patch projection's own
+        The first is so where the model is wider than a patch has numbers, the second where the patch projection's own
         gradient is shared. A start that is given, images of several rounds and those behind noise are varied whole.
 
         Args:
@@ -61,7 +61,7 @@ class ReadDirections:
         if roles.patch_weight in problem.target:
             return None
         weight = observation.global_state[roles.patch_weight].to(device, torch.float64)
-        if weight.ndim != 4 or weight[0].numel() <= len(weight):
+        if weight.ndim != 4 or weight[0].numel() < len(weight):
             return None
         residual = make_residual()
         if residual.before is not None:
@@ -69,12 +69,15 @@ class ReadDirections:
         noise = torch.eye(pixels, dtype=torch.float64, device=device).view(pixels, *shape[1:])
         middle = observation.normalised(prior.coloured(torch.zeros_like(noise[:1])))
         spread = observation.normalised(prior.coloured(noise)) - middle
-        read = F.conv2d(spread, weight, stride=weight.shape[-2:]).flatten(1)
-        left, values, _ = torch.linalg.svd(read, full_matrices=False)
-        directions = left[:, values > LEAST * values[0]]
-        width = spread.flatten(1).T @ directions
-        found = cls(observation, prior, shape, directions, middle.flatten(), (width, width.float()))
-        return found if found._tells_no_more(residual) else None
+        for reads in (weight - weight.mean(dim=0), weight):  # a LayerNorm takes off the mean of a token's channels
+            read = F.conv2d(spread, reads, stride=weight.shape[-2:]).flatten(1)
+            left, values, _ = torch.linalg.svd(read, full_matrices=False)
+            directions = left[:, values > LEAST * values[0]]
+            width = spread.flatten(1).T @ directions
+            found = cls(observation, prior, shape, directions, middle.flatten(), (width, width.float()))
+            if directions.shape[1] < pixels and found._tells_no_more(residual):
+                return found
+        return None
 
     @property
     def count(self) -> int:
