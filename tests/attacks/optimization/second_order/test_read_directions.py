@@ -102,7 +102,7 @@ def test_steps_that_move_a_withheld_projection_tell_more_than_the_model_reads(vi
 def test_pixels_are_varied_where_they_tell_more_or_are_asked_for(vit, images, why, cpu):
     finetune, defense = ("full" if why == "shared" else "lora"), [GradientNoise(std=1e-3)] if why == "noise" else []
     if why == "wide":
-        spec = ModelSpec("vit_nano_patch2_8", 10, 8, PATCH, kwargs={"embed_dim": 48, "depth": 1})
+        spec = ModelSpec("vit_nano_patch2_8", 10, 8, PATCH, kwargs={"embed_dim": 64, "depth": 1})
         vit = Architecture(spec, (), 0).build(keep=True)
     seen = fedsim.observe(vit, images[:1], torch.tensor([3]), finetune=finetune, defense=defense)
     problem = problem_of(seen, cpu)
