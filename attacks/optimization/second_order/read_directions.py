@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.forward_mode import jacobian_product
 from attacks.optimization.parametrisation import PixelSpace
@@ -20,7 +21,7 @@ MOST_PIXELS = 4_096
 UNSEEN = 1e-8
 """Change of what is shared that is rounding, of that along what the model reads."""
 LEAST = 1e-10
-"""Singular value, of the largest, of a direction that is read."""
+"""What a channel reads beyond the others before it, of the most that one does: less is rounding."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,12 @@ class ReadDirections:
 
     @classmethod
     def of(
-        cls, problem: Problem, prior: ImagePrior, make_residual: Callable[[], Residual], device: torch.device
+        cls,
+        problem: Problem,
+        prior: ImagePrior,
+        make_residual: Callable[[], Residual],
+        fit: Callable[[int], bool],
+        device: torch.device,
     ) -> "ReadDirections | None":
         """None where the model reads all of an image, or what is shared tells more of it than the model reads.
 
@@ -51,6 +57,7 @@ class ReadDirections:
 
         Args:
             make_residual: that of the points of the problem's space, which takes a while.
+            fit: whether so many unknowns are few enough.
         """
         observation, shape = problem.observation, shape_of(problem)
         if not isinstance(problem.space, PixelSpace) or problem.start is not None or problem.later:
@@ -61,7 +68,9 @@ class ReadDirections:
         if roles.patch_weight in problem.target:
             return None
         weight = observation.global_state[roles.patch_weight].to(device, torch.float64)
-        if weight.ndim != 4 or weight[0].numel() < len(weight):
+        if weight.ndim != 4 or not _tiled(shape, weight.shape) or weight[0].numel() < len(weight):
+            return None
+        if not fit(shape[0] * pixels // weight[0].numel() * (len(weight) - 1)):
             return None
         residual = make_residual()
         if residual.before is not None:
@@ -69,13 +78,12 @@ class ReadDirections:
         noise = torch.eye(pixels, dtype=torch.float64, device=device).view(pixels, *shape[1:])
         middle = observation.normalised(prior.coloured(torch.zeros_like(noise[:1])))
         spread = observation.normalised(prior.coloured(noise)) - middle
-        for reads in (weight - weight.mean(dim=0), weight):  # a LayerNorm takes off the mean of a token's channels
-            read = F.conv2d(spread, reads, stride=weight.shape[-2:]).flatten(1)
-            left, values, _ = torch.linalg.svd(read, full_matrices=False)
-            directions = left[:, values > LEAST * values[0]]
+        centred = weight - weight.mean(dim=0)
+        for reads in (centred[:-1], weight):  # a LayerNorm takes off the mean of a token's channels
+            directions = _orthonormal(F.conv2d(spread, reads, stride=weight.shape[-2:]).flatten(1))
             width = spread.flatten(1).T @ directions
             found = cls(observation, prior, shape, directions, middle.flatten(), (width, width.float()))
-            if directions.shape[1] < pixels and found._tells_no_more(residual):
+            if 0 < directions.shape[1] < pixels and found._tells_no_more(residual):
                 return found
         return None
 
@@ -99,8 +107,19 @@ class ReadDirections:
         rng = torch.Generator().manual_seed(0)
         drawn = self.observation.normalised(self.prior.draw(self.shape, rng)).flatten().to(self.middle)
         read = self.point(self.unknowns(drawn))
-        along, beside = (
-            float(jacobian_product(residual, drawn, way).norm() / way.norm())
-            for way in (read - self.middle.repeat(self.shape[0]), drawn - read)
-        )
+        ways = read - self.middle.repeat(self.shape[0]), drawn - read
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            along, beside = (float(jacobian_product(residual, drawn, way).norm() / way.norm()) for way in ways)
         return beside <= UNSEEN * along
+
+
+def _tiled(shape: tuple[int, ...], kernel: torch.Size) -> bool:
+    """Whether the projection's patches make up the images."""
+    return shape[1] == kernel[1] and all(side % of == 0 for side, of in zip(shape[2:], kernel[2:], strict=True))
+
+
+def _orthonormal(columns: Float[Tensor, "pixels reads"]) -> Float[Tensor, "pixels read"]:
+    """A basis of what the columns span, the same on every machine but for rounding: a search may go on elsewhere."""
+    Q, R = torch.linalg.qr(columns)
+    own = R.diagonal()
+    return (Q * own.sign())[:, own.abs() > LEAST * own.abs().max()]

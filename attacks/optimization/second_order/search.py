@@ -61,8 +61,8 @@ class LevenbergMarquardt(Search):
             server's own images the one whose update is the likest), `any_order` (that one, then the
             mean, with the places of patches searched for as well), `mean`, `prior` (a draw of it).
         restarts: how many public images and draws of the prior are tried.
-        prior: of images, for starts, and behind noise for the result. None: that of public images where the server has
-            any, else a smooth one around gray.
+        prior: of images: for starts, for what a narrow model does not read of them, and behind noise for the result.
+            None: that of public images where the server has any, else a smooth one around gray.
         max_unknowns: numbers of all images together, three to a colour pixel; more are refused.
         first_order: steps of Adam before each start that draws, where J is not computed whole.
         draws: from the posterior, at most, whose mean is the result behind noise; 0, or where J is not computed whole:

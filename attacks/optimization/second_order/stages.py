@@ -84,7 +84,13 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     count, numbers, room = math.prod(shape), sum(_sizes(problem)), _room(task)
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
-    read = ReadDirections.of(problem, prior, lambda: make_residuals(*given)[-1], task.device)
+    read = ReadDirections.of(
+        problem,
+        prior,
+        lambda: make_residuals(*given)[-1],
+        lambda varied: whole_together(problem, varied, task) is not None,
+        task.device,
+    )
     varied = count if read is None else read.count
     if (together := whole_together(problem, varied, task)) is not None:
         point = _same if read is None else read.point

@@ -8,11 +8,12 @@ import torch
 import fedsim
 from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import make_problem, shared_update
-from attacks.optimization.second_order.read_directions import ReadDirections
+from attacks.optimization.second_order.read_directions import ReadDirections, _orthonormal
 from attacks.optimization.second_order.residual import make_residuals
 from defenses import GradientNoise, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import Architecture, ModelSpec
+from tests.fedsim.models.test_stated import ROLES, OwnViT
 
 PRIOR = GaussianPrior()
 PATCH, WIDTH, TOKENS = 4, 16, 4
@@ -39,7 +40,7 @@ def problem_of(seen, cpu):
 def read_of(problem, cpu, local="gradient"):
     given = (problem, local, PRIOR, problem.labels, cpu)
     with torch.no_grad():
-        return ReadDirections.of(problem, PRIOR, lambda: make_residuals(*given)[-1], cpu)
+        return ReadDirections.of(problem, PRIOR, lambda: make_residuals(*given)[-1], lambda _: True, cpu)
 
 
 def likeliest(seen, vit, image):
@@ -121,3 +122,41 @@ def test_a_search_ends_at_the_likeliest_image_of_those_that_explain_the_update(v
     expected = likeliest(seen, vit, images[0]).clamp(0, 1)
     assert float((result.images[0].double() - expected).square().mean().sqrt()) < 1e-5
     assert float((images[0].double() - expected).square().mean().sqrt()) > 1e-2
+
+
+@pytest.mark.parametrize("sides", [16, 8])
+def test_a_module_of_ones_own_is_searched_whether_its_projection_reads_the_image_or_not(sides):
+    """The 8 pixels are enlarged before."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Upsample((16, 16)), OwnViT()) if sides < 16 else OwnViT()
+    stated = {
+        role: f"1.{name}" if sides < 16 else name
+        for role, name in ROLES.items()
+        if role == "patch_weight" or sides == 16
+    }
+    picture = PRIOR.draw((1, 3, sides, sides), torch.Generator().manual_seed(1)).float()
+    seen = fedsim.observe(model, picture, [3], roles=stated, defense=[Withhold(patterns=["patch_weight"])])
+    result = fedsim.attack(GaussNewton(starts=["mean"], prior=PRIOR, steps=1, first_order=0, frames=0), seen)
+    assert result.status == "done", result.reason
+
+
+def test_a_projection_that_reads_nothing_leaves_pixels_as_they_are(vit, images, cpu):
+    torch.nn.init.zeros_(vit.patch_embed.proj.weight)
+    assert read_of(problem_of(fedsim.observe(vit, images[:1], torch.tensor([3]), finetune="lora"), cpu), cpu) is None
+
+
+def test_more_unknowns_than_fit_are_not_looked_into(vit, images, cpu):
+    problem, asked = problem_of(fedsim.observe(vit, images[:1], torch.tensor([3]), finetune="lora"), cpu), []
+    fit = lambda unknowns: bool(asked.append(unknowns))  # noqa: E731
+    assert ReadDirections.of(problem, PRIOR, lambda: pytest.fail("a residual"), fit, cpu) is None
+    assert asked == [TOKENS * (WIDTH - 1)]
+
+
+def test_what_is_read_alike_keeps_its_basis_where_the_machine_rounds_otherwise():
+    """Columns of equal lengths and no angles between them, whose singular vectors would be any."""
+    rng = torch.Generator().manual_seed(0)
+    columns = torch.linalg.qr(torch.randn(40, 10, generator=rng, dtype=torch.float64))[0]
+    rounded = columns + 1e-14 * torch.randn(40, 10, generator=rng, dtype=torch.float64)
+    torch.testing.assert_close(_orthonormal(rounded), _orthonormal(columns), rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(_orthonormal(columns), columns, rtol=0.0, atol=1e-12)
+    assert _orthonormal(torch.cat([columns, columns[:, :1]], dim=1)).shape == (40, 10)
