@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attacks.analytic.first_block.block import PlainBlock, gradients, plain_block
+from attacks.analytic.first_block.completion import SEEDS, Attention
 from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
 from attacks.analytic.first_block.search import Solutions, find_solutions
@@ -44,12 +45,14 @@ class FirstBlock(Attack):
     """Solve block 0 for the tokens of every picture of a batch, without labels or position gradients.
 
     Row spaces leave an affine set for each position (`subspaces`); the first MLP's activations leave B points of it
-    (`residual`), found position by position; attention says which of them make up one picture (`grouping`).
+    (`residual`), found position by position; attention says which of them make up one picture (`grouping`), and what
+    few missing tokens of it are (`completion`).
 
     For plain pre-norm blocks and B·T < width. Exact from float64 gradients.
 
     Args:
-        starts: at most so many random starts a position; the search ends when every position has B solutions.
+        starts: at most so many random starts a position; the search ends when every position has B solutions, or when
+            many starts found nothing more.
         steps: Levenberg-Marquardt steps of a start.
         levels: the largest pixel value of pictures whose pixels are whole numbers (255 for 8 bits): rounded to them
             where all are near; None: never.
@@ -58,7 +61,7 @@ class FirstBlock(Attack):
     needs = Needs(roles=("patch_weight", "qkv_weight"), sizes=True, auxiliary=True)
     shrinks_to_mean = True
 
-    def __init__(self, starts: int = 40, steps: int = 30, levels: int | None = 255) -> None:
+    def __init__(self, starts: int = 400, steps: int = 30, levels: int | None = 255) -> None:
         for key, value in (("starts", starts), ("steps", steps)):
             require(f"attack.first_block.{key}", value, value >= 1, "1 or more")
         require("attack.first_block.levels", levels, levels is None or levels >= 1, "1 or more, or null")
@@ -85,10 +88,12 @@ class FirstBlock(Attack):
             self.steps,
             rng,
             partial(_possible, problem, pixels_of(observation, problem.norm.patch_weight)),
+            _attention(problem).missing,
         )
         patches, outputs = problem.tokens.split(found.alike())
         embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
-        order, attention_error = group(embedded, outputs, problem.block.attend, seeds=8)
+        known = found.x.isfinite().all(dim=2)
+        order, attention_error = group(embedded, outputs, problem.block.attend, SEEDS, known if known.any() else None)
         patches = patches.gather(1, order[..., None].expand_as(patches)).transpose(0, 1)
         images, rounded = self._pictures(observation, patches)
         forward = _forward_residuals(problem, patches)
@@ -197,6 +202,13 @@ def _problem(observation: Observation, device: torch.device) -> _Problem:
         "hidden_gap": hidden.gap,
     }
     return _Problem(norm, block, tokens, system, tolerance, values)
+
+
+def _attention(problem: _Problem) -> Attention:
+    norm = problem.norm
+    return Attention(
+        problem.tokens, lambda patches, rows: patches @ norm.patch_weight.T + norm.known[rows], problem.block
+    )
 
 
 def _possible(

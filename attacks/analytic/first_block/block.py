@@ -29,17 +29,22 @@ class PlainBlock:
 
     def attend(self, queries: Float[Tensor, "n width"], members: Float[Tensor, "m width"]) -> Float[Tensor, "n width"]:
         """What the output projection reads for tokens z that attend to one picture's patch tokens and the prefix."""
+        return self.read(self.heads(queries)[0], *self.heads(members)[1:])
+
+    def heads(self, z: Float[Tensor, "n width"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [heads, n, d] of tokens z."""
         attention = self.module.attn
-        heads = attention.num_heads
+        qkv = attention.qkv(self.module.norm1(z)).unflatten(-1, (3, attention.num_heads, -1))
+        queries, keys, values = (part.transpose(-2, -3) for part in qkv.unbind(dim=-3))
+        return queries, keys, values
 
-        def split(z: Tensor) -> tuple[Tensor, ...]:
-            qkv = attention.qkv(self.module.norm1(z)).unflatten(-1, (3, heads, -1))
-            return tuple(part.transpose(-2, -3) for part in qkv.unbind(dim=-3))
-
-        _, keys, values = split(torch.cat((self.prefix, members)))
-        weights = (split(queries)[0] @ keys.mT * attention.scale).softmax(dim=-1)
-        read: Tensor = (weights @ values).transpose(-2, -3).flatten(-2)
-        return read
+    def read(self, queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "n width"]:
+        """What the output projection reads for queries, by keys and values of one picture's patches and the prefix."""
+        _, first_keys, first_values = self.heads(self.prefix)
+        keys, values = torch.cat((first_keys, keys), dim=-2), torch.cat((first_values, values), dim=-2)
+        weights = (queries @ keys.mT * self.module.attn.scale).softmax(dim=-1)
+        found: Tensor = (weights @ values).transpose(-2, -3).flatten(-2)
+        return found
 
     def largest_value(self) -> Float[Tensor, " width"]:
         """Of each entry of the values that attention averages, whatever it reads: a normalised token has length √D."""

@@ -22,6 +22,12 @@ STRICTER = (0.03, 0.2, 1.0)
 """Of the tolerance, for the first quarter of the starts, the second, all others: where noise makes it wide, another
 solution may come before the true one."""
 
+FRUITLESS = (20, 20, 60)
+"""Starts one after the other that find nothing by each of `STRICTER`: then the next holds, or the search ends."""
+
+AGAIN = 5
+"""Starts after which the missing tokens of an image are tried for again where nothing was found in between."""
+
 DISTINCT = 0.01
 """Solutions closer than this share of the typical ‖x‖ are one."""
 
@@ -64,16 +70,19 @@ def find_solutions(
     steps: int,
     rng: torch.Generator,
     possible: Callable[[Float[Tensor, "rows free"], Tensor], Bool[Tensor, " rows"]],
+    missing: Callable[[Float[Tensor, "tokens batch free"], float, torch.Generator], Float[Tensor, "tokens free"]],
 ) -> Solutions:
     """Search each position until it has `batch` solutions, or `starts` are spent; the first start is the base itself.
 
     Then random ones in turn with some near the output of a token found elsewhere, as unlike those found here as
-    possible: most likely one of a picture that is missing here.
+    possible: most likely one of a picture that is missing here. Between them what `missing` says.
 
     Args:
         outputs: o_n as an affine set of the same x.
         tolerance: the largest relative residual of a solution.
         possible: whether x at those positions can be an image's; where noise makes the tolerance wide, much else fits.
+        missing: an x that completes an image at a position, from all that was found and its typical size; inf where
+            nothing does.
     """
     base = system.tokens.base
     free = system.tokens.directions.shape[1]
@@ -84,9 +93,13 @@ def find_solutions(
         torch.full((len(base), free), torch.inf, dtype=base.dtype, device=base.device),
         torch.full((len(base),), torch.inf, dtype=base.dtype, device=base.device),
     )
+    level = idle = 0
     for start in range(starts if free else 1):  # without unknowns the base is all there is
         rows = (found.counts < batch).nonzero()[:, 0]
-        if not len(rows):
+        if idle >= FRUITLESS[level]:
+            level, idle = level + 1, 0
+        level = max(level, min(4 * start // starts, len(STRICTER) - 1))
+        if not len(rows) or level == len(STRICTER):
             break
         spread = _spread(found)
         drawn = torch.randn(len(base), free, generator=rng, dtype=base.dtype).to(base.device)[rows]
@@ -96,8 +109,15 @@ def find_solutions(
             x = drawn * (spread / free**0.5)
         else:
             x = _towards_others(found, outputs, rows, rng) + drawn * (JITTER * spread / free**0.5)
-        strict = STRICTER[min(4 * start // starts, len(STRICTER) - 1)]
-        _search(system, found, rows, x, spread, strict * tolerance, steps, start, possible)
+        about = (spread, STRICTER[level] * tolerance, steps, start, possible)
+        grown = _search(system, found, rows, x, *about)
+        while bool(found.counts.any()) and not found.complete and (grown or start % AGAIN == 0):
+            told = missing(found.x, _spread(found) / 2.0, rng)
+            rows = told.isfinite().all(dim=1).nonzero()[:, 0]
+            if not len(rows) or not _search(system, found, rows, told[rows], *about):
+                break
+            grown = True
+        idle = 0 if grown else idle + 1
     return found
 
 
@@ -128,8 +148,8 @@ def _search(
     steps: int,
     start: int,
     possible: Callable[[Float[Tensor, "rows free"], Tensor], Bool[Tensor, " rows"]],
-) -> None:
-    """One start of the positions `rows`; what it finds goes into `found`."""
+) -> bool:
+    """One start of the positions `rows`; what it finds goes into `found`, if anything."""
 
     def evaluate(x: Float[Tensor, "rows free"]) -> Squares:
         return deflated(_normal(system, rows, x), x, found.x[rows], 0.3 * spread)
@@ -148,6 +168,7 @@ def _search(
     where, slot = rows[new], found.counts[rows[new]]
     found.x[where, slot], found.residual[where, slot] = x[new], relative[new]
     found.counts[where] += 1
+    return bool(new.any())
 
 
 def _normal(system: HiddenSystem, rows: Tensor, x: Float[Tensor, "rows free"]) -> Squares:

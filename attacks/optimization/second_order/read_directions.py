@@ -122,4 +122,5 @@ def _orthonormal(columns: Float[Tensor, "pixels reads"]) -> Float[Tensor, "pixel
     """A basis of what the columns span, the same on every machine but for rounding: a search may go on elsewhere."""
     Q, R = torch.linalg.qr(columns)
     own = R.diagonal()
-    return (Q * own.sign())[:, own.abs() > LEAST * own.abs().max()]
+    basis: Tensor = (Q * own.sign())[:, own.abs() > LEAST * own.abs().max()]
+    return basis
