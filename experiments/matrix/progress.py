@@ -228,7 +228,7 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
         client_failures=sum(raised for *_, raised, _ in results),
         unchanged=sum(unchanged for *_, unchanged in results),
         own=_own(progress.units[0].config, trainings[0].config) if trainings else (),
-        attacked=sum(_releases(unit.config["client"]) for unit in audits),
+        attacked=max((_releases(unit.config["client"]) for unit in audits), default=0),
         trainings={unit.label: progress.stage(unit) for unit in trainings},
         audits={unit.label: progress.stage(unit) for unit in audits},
         cells=tuple(cell for unit in begun for cell in progress.cells(unit)),

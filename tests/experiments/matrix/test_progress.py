@@ -7,7 +7,7 @@ import pytest
 from experiments.matrix import progress
 from experiments.matrix.progress import MatrixProgress, describe_end, read_matrix
 from experiments.matrix.rows import Asked
-from experiments.matrix.units import TRAINING, MatrixRun, UnitEnd
+from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd
 from fedsim.bounds.robustness import blow_up
 from fedsim.storage import json_lines
 from fedsim.storage.run_folder import UNCHANGED
@@ -15,21 +15,26 @@ from fedsim.storage.run_folder import UNCHANGED
 
 @pytest.fixture
 def row(tmp_path):
-    """`row(…)`: of a row behind `dp_sgd` whose seeds measured these; None: that training has not ended."""
+    """`row(…)`: of a row behind `dp_sgd` whose seeds measured these; None: that training has not ended.
 
-    def make(*seeds):
-        trained = {"defense": {"dp_sgd": {}}, "model": {}, "client": {"batch_size": 1}}
+    Its audits are of `states`.
+    """
+
+    def make(*seeds, states=()):
+        trained = {"defense": {"dp_sgd": {}}, "model": {}, "client": {"batch_size": 1, "share": "gradient"}}
         units = [MatrixRun("dp", TRAINING, str(k), tmp_path / str(k), trained) for k in range(len(seeds))]
         for unit, measured in zip(units, seeds, strict=True):
             unit.folder.mkdir(exist_ok=True)
             (unit.folder / "metrics.jsonl").unlink(missing_ok=True)
             json_lines.append_row(unit.folder / "metrics.jsonl", {"round": 1, "accuracy": 0.5, **(measured or {})})
+        audits = [MatrixRun("dp", AUDIT, state, tmp_path / state, trained) for state in states]
         audit = SimpleNamespace(select=None, num_images=1, batch_size=1)
         settings = {"audit": audit, "client": SimpleNamespace(batch_size=1, share="delta"), "model": {"name": "m"}}
         settings |= {"num_clients": 2, "num_rounds": 1, "data": {}, "strategy": {}, "seed": 0}
         config = SimpleNamespace(**settings, matrix=SimpleNamespace(seeds=len(seeds), states=("initial",)))
         ends = {unit: UnitEnd("done") for unit, measured in zip(units, seeds, strict=True) if measured is not None}
-        (found,) = read_matrix(MatrixProgress(config, tmp_path, [Asked("dp", (), ())], (), units, ends=ends)).rows
+        progress = MatrixProgress(config, tmp_path, [Asked("dp", (), ())], (), [*units, *audits], ends=ends)
+        (found,) = read_matrix(progress).rows
         return found
 
     return make
@@ -57,6 +62,11 @@ def test_without_a_theorem_of_every_seed_there_is_none(row):
     assert row(seed(0.5), None).gamma is None, "its training is still to come"
     assert row(seed(0.5), seed(float("inf"))).gamma is None
     assert row(None, None).gamma is None
+
+
+def test_the_same_noise_in_both_states_is_no_release_of_its_own(row):
+    assert row(seed(1.0), states=("initial", "trained")).gamma == row(seed(1.0), states=("initial",)).gamma
+    assert row(seed(1.0), states=("initial",)).gamma == pytest.approx(blow_up(1e-3, 1.25**0.5))
 
 
 def test_rounds_without_an_aggregate_are_those_of_all_seeds(row):
