@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsim.ground_truth import GroundTruth
+from fedsim.ground_truth import GroundTruth, content_of
 from fedsim.metrics.results import score_against
 from fedsim.report.run.images.leakage import summarise_leakage
 from fedsim.report.run.read import read_run
 from fedsim.result import AttackResult, Certificate, Frame
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attack_queue.results import ResultWriter
+from server.attack_queue.results import BEFORE, ResultWriter
 
 
 class Remembering(Trackers):
@@ -108,6 +108,21 @@ def test_a_line_of_the_table_says_what_it_is_of(tmp_path):
     (tmp_path / "scores.csv").write_text("attack,defense\nsearch,none\n")
     ResultWriter(folder, Trackers({}, tmp_path), "model", [])
     assert (tmp_path / "scores.csv").read_text() == written
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_a_lost_attack_neither_takes_nor_gets_what_is_known_of_the_images_of_its_update(lost_first, tmp_path):
+    images, folder = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)), RunFolder(tmp_path)
+    truth = GroundTruth(images, torch.tensor([1, 0]), ("b", "a"))
+    lost = AttackResult("o", "slow", "failed", "timeout"), GroundTruth(torch.empty(0), torch.tensor([0, 1]), ("a", "b"))
+    done = AttackResult("o", "mine", "done", images=images), truth
+    writer = ResultWriter(folder, Trackers({}, tmp_path), "model", [], lambda: torch.full((3, 16, 16), 0.4))
+    for result, known in (lost, done) if lost_first else (done, lost):
+        writer.write(score_against(result, known), known)
+    rows = {row["attack"]: row["images"] for row in folder.rows("attacks")}
+    assert [image["content"] for image in rows["mine"]] == [content_of(image) for image in images]
+    assert None not in [image[name] for image in rows["mine"] for name in BEFORE]
+    assert {image[name] for image in rows["slow"] for name in BEFORE} == {None}
 
 
 def test_an_exact_image_does_not_outweigh_others_in_what_trackers_are_given(tmp_path):
