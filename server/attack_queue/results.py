@@ -157,7 +157,7 @@ class ResultWriter:
         key = observation, truth.ids, len(truth.images)  # what was lost comes in the order of the data, without images
         if self._known[0] != key:
             rows = []
-            for own, seen in zip(truth.originals, truth.images, strict=False):
+            for own, seen in zip(truth.originals, truth.shown, strict=False):
                 guesses, greys = (self._guess_psnr(own), self._guess_psnr(seen)), (_grey_psnr(own), _grey_psnr(seen))
                 rows.append(dict(zip(BEFORE, (*guesses, content_of(own), *greys), strict=True)))
             self._known = key, rows
