@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -161,7 +161,7 @@ def train_locally(
             set_gradients(trainable, gradients, start, proximal_mu, settings.clip_norm)
         if audit:
             names = [pictures.ids[int(i)] for i in indices]
-            seen.add(normaliser.inverse(batch.images), private, labels, names)
+            seen.add(_as_seen(normaliser, batch.images, private), private, labels, names)
         if optimizer is not None:
             lrs.append(float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
@@ -300,14 +300,21 @@ class LossGradient:
         return losses
 
 
+def _as_seen(normaliser: Normaliser, inputs: Tensor, private: Tensor) -> list[Tensor]:
+    """What the model saw, in float64: the client's own image where nothing changed it, whatever its input rounds to."""
+    plain = normaliser(private)
+    sides = zip(inputs, plain, normaliser.inverse(inputs), private, strict=True)
+    return [own.cpu().double() if torch.equal(one, as_is) else back for one, as_is, back, own in sides]
+
+
 class _Seen:
     """The different pictures that the model saw: one that comes again unchanged counts once."""
 
     def __init__(self) -> None:
         self._pictures: dict[tuple[str, int, bytes], tuple[Tensor, Tensor]] = {}
 
-    def add(self, images: Tensor, private: Tensor, labels: Tensor, ids: list[str]) -> None:
-        for image, original, label, name in zip(images.cpu(), private, labels.tolist(), ids, strict=True):
+    def add(self, images: Sequence[Tensor], private: Tensor, labels: Tensor, ids: list[str]) -> None:
+        for image, original, label, name in zip(images, private, labels.tolist(), ids, strict=True):
             digest = hashlib.sha256(image.numpy().tobytes()).digest()
             self._pictures.setdefault((name, label, digest), (image, original))
 

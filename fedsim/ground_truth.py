@@ -23,7 +23,8 @@ class GroundTruth:
     """The pictures of an audited update.
 
     Attributes:
-        images: [B,C,H,W] in [0, 1] as the model saw them, after whatever a defense did to them.
+        images: [B,C,H,W] as the model saw them, after whatever a defense did to them: one that turns the signs of
+            normalised pixels leaves [0, 1].
         labels: [B], the client's own.
         ids: names of the pictures, for tables. A picture that a defense changed anew in each local step is here once
             for each of its forms, under one name.
@@ -34,6 +35,11 @@ class GroundTruth:
     labels: Tensor
     ids: tuple[str, ...]
     private: Tensor | None = None
+
+    @property
+    def shown(self) -> Tensor:
+        """[B,C,H,W] in [0, 1]: `images` as pictures can show them, which whatever is shown is compared with."""
+        return self.images.clamp(0, 1)
 
     @property
     def originals(self) -> Tensor:

@@ -149,10 +149,10 @@ class Observation:
         Attacks take their mean and spectrum and start from them; label rules read what the model makes of them.
 
         Raises:
-            ConfigError: no image, one of another shape or of values beyond [0, 1], or labels that are not a whole
-                number for each.
+            ConfigError: no image, one of another shape or of values beyond [0, 1], or labels that are not a class of
+                the model for each.
         """
-        classes = check_public(images, labels)
+        classes = check_public(images, labels, self.num_classes)
         shape = tuple(images.shape[1:])
         require("public_images", shape, shape == self.image_shape, f"images of the model's shape, {self.image_shape}")
         prior = PublicPrior.of(images[:MOST_IMAGES])

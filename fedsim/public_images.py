@@ -59,11 +59,11 @@ class PublicImages:
         return digest.hexdigest()[:16]
 
 
-def check_public(images: Tensor, labels: Tensor | Sequence[int] | None) -> Tensor | None:
+def check_public(images: Tensor, labels: Tensor | Sequence[int] | None, num_classes: int) -> Tensor | None:
     """The labels as a tensor.
 
     Raises:
-        ConfigError: the images are no floating-point [n,c,h,w] in [0, 1], or the labels no whole numbers.
+        ConfigError: the images are no floating-point [n,c,h,w] in [0, 1], or the labels no classes of the model.
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         given = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
@@ -78,6 +78,9 @@ def check_public(images: Tensor, labels: Tensor | Sequence[int] | None) -> Tenso
     classes = torch.as_tensor(labels)
     if classes.ndim != 1 or classes.is_floating_point() or classes.dtype == torch.bool:
         raise ConfigError("public_labels", f"{classes.dtype} {tuple(classes.shape)}", "one whole number for each image")
+    if strange := [label for label in classes.tolist() if not 0 <= label < num_classes]:
+        expected = f"classes from 0 to {num_classes - 1}: the model has {num_classes} outputs"
+        raise ConfigError("public_labels", strange[0], expected)
     return classes
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from experiments.cli.progress import Bars
 from experiments.matrix.rows import Asked
-from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd, judges_updates, updates_of
+from experiments.matrix.units import AUDIT, TRAINING, MatrixRun, UnitEnd, copies_of, judges_updates, updates_of
 from fedsim.report.compare.settings import flatten
 from fedsim.report.matrix.cells import Matrix, MatrixCell, MatrixColumn, MatrixRow, RowState, with_front
 from fedsim.report.matrix.read import over_seeds, read_cells, read_counts, read_training
@@ -228,7 +228,7 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
         client_failures=sum(raised for *_, raised, _ in results),
         unchanged=sum(unchanged for *_, unchanged in results),
         own=_own(progress.units[0].config, trainings[0].config) if trainings else (),
-        attacked=sum(_releases(unit.config["client"]) for unit in audits),
+        attacked=_attacked(audits),
         trainings={unit.label: progress.stage(unit) for unit in trainings},
         audits={unit.label: progress.stage(unit) for unit in audits},
         cells=tuple(cell for unit in begun for cell in progress.cells(unit)),
@@ -238,6 +238,15 @@ def _row(progress: MatrixProgress, entry: Asked) -> MatrixRow:
             {column.name for column in progress.columns if column.blind},
         ),
     )
+
+
+def _attacked(audits: Sequence[MatrixRun]) -> int | None:
+    """Releases of an image in the attacked updates of one state, at most: copies in one update move it as many times
+    as far, as their number squared of releases does (`with_copies`). None where nobody counted the copies.
+    """
+    found = [(copies_of(unit), _releases(unit.config["client"])) for unit in audits]
+    known = [copies**2 * releases for copies, releases in found if copies is not None]
+    return max(known, default=0) if len(known) == len(found) else None
 
 
 def _releases(client: Mapping[str, Any]) -> int:

@@ -24,6 +24,7 @@ from experiments.engine.content import Content, first_other, of_other
 from experiments.engine.folders import bits_of, first_difference
 from experiments.engine.setup import Setup, prepare
 from experiments.run.command import run_federated
+from fedsim.data.copies import most_copies
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.image import psnr
 from fedsim.report.matrix.read import BASELINE, read_cells
@@ -196,6 +197,14 @@ def judges_updates(audit: MatrixRun) -> bool:
     return asked is not None and bool(asked.get("judged", False))
 
 
+def copies_of(audit: MatrixRun) -> int | None:
+    """Of the image that stands most often among the audited ones, how often; 0 before the audit has begun, None where
+    an earlier version did not count.
+    """
+    asked = _read(audit.folder / ASKED)
+    return 0 if asked is None else asked.get("copies")
+
+
 def guess(setup: Setup) -> dict[str, float]:
     """What one reaches without any gradient: PSNR in dB of each audited picture against the mean of public pictures.
 
@@ -241,11 +250,12 @@ def _audit(unit: MatrixRun) -> None:
     setup = None
     if asked is None:
         setup = prepare(config)
-        updates = divide(choose_images(setup), config["audit"]["batch_size"], setup.sums)
+        chosen = choose_images(setup)
+        updates = divide(chosen, config["audit"]["batch_size"], setup.sums)
         _write(folder / BASELINE, guess(setup))
         judged = any(defense.judges_updates for defense in setup.defenses.wrappers)
         asked = {"settings": unit.settings, "gpus": _has_gpus(unit), "attacks": {}}
-        asked |= {"updates": len(updates), "judged": judged}
+        asked |= {"updates": len(updates), "judged": judged, "copies": most_copies(setup.data.train.subset(chosen))}
     content = {**asked.get("content", {}), **unit.content}  # attacks of earlier calls have files of their own
     _write(folder / ASKED, asked | {"attacks": asked["attacks"] | config["attack"], "content": content})
     recorded = folder / "config.yaml"

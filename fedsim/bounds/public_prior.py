@@ -29,8 +29,8 @@ class PublicPrior:
         spectrum: the standard deviation of each DCT coefficient along each axis.
         seen_mean: of what a client's model sees of such images, where its defenses change them.
         own_share: the regression of an image on what the model sees of it, one number for all pixels.
-        mirrors: where the model sees images and their mirror images, and nothing else: of each kind whether rows are
-            reversed, whether columns are, and its share.
+        mirrors: where the model sees mirror images, beside the images or alone, and nothing else: of each kind whether
+            rows are reversed, whether columns are, and its share.
     """
 
     mean: Float[Tensor, "c h w"]
@@ -119,14 +119,15 @@ class PublicPrior:
 
 
 def _mirrors(images: Float[Tensor, "batch c h w"], seen: Float[Tensor, "batch c h w"]) -> Tensor | None:
-    """The kinds of mirror images among those seen, the images themselves too; None where there is anything else."""
+    """The kinds of mirror images among those seen, the images themselves too; None without, or with anything else."""
     found, left = [], torch.ones(len(images), dtype=torch.bool)
     for kind in images.new_tensor([[0, 0], [0, 1], [1, 0], [1, 1]]):
         same = left & ((_mirrored(images, kind) - seen).abs().amax(dim=(1, 2, 3)) < SAME)
         if bool(same.any()):
             found.append(torch.cat([kind, same.double().mean()[None]]))
         left &= ~same
-    return torch.stack(found) if len(found) > 1 and not bool(left.any()) else None
+    mirrored = any(bool(one[:2].any()) for one in found)
+    return torch.stack(found) if mirrored and not bool(left.any()) else None
 
 
 def _mirrored(images: Float[Tensor, "batch c h w"], kind: Float[Tensor, " entries"]) -> Float[Tensor, "batch c h w"]:

@@ -81,8 +81,7 @@ def _window(side: int, sigma: float) -> Float[Tensor, "side side"]:
 
 def ssim_sigma(side: int) -> float:
     """σ of `ssim`'s window for pictures whose shorter side has so many pixels."""
-    radius = max(1, (side - 1) // 2)
-    return min(SSIM_SIGMA, radius / 3.5)
+    return SSIM_SIGMA if side >= 11 else max(1, (side - 1) // 2) / 3.5
 
 
 def fft2d(

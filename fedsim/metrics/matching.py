@@ -51,8 +51,9 @@ def match_both(
 ) -> tuple[list[int | None], list[int | None]]:
     """For each form, and for each private image, the index of its reconstruction: each stands for one private image.
 
-    For fewer reconstructions than private images, where the two would find different ones. Most pairs that are exact as
-    the model saw them come first, then those exact and recognisable as the client's own, then recognisable as seen.
+    For fewer reconstructions than private images, or as many where those have several forms, where the two would find
+    different ones. Most pairs that are exact as the model saw them come first, then those exact and recognisable as the
+    client's own, then recognisable as seen.
 
     Args:
         own: what the reconstructions are taken for as the client's own images.

@@ -113,7 +113,7 @@ def _of_frames(frames: Sequence[Frame], scores: Sequence[ImageScore], truth: Gro
     """Every frame is compared as the final reconstruction was matched: a picture keeps its curve."""
     pairs = [(index, one.reconstruction) for index, one in enumerate(scores) if one.reconstruction is not None]
     curves: list[list[float | None]] = [[] for _ in scores]
-    originals = truth.images[[index for index, _ in pairs]]
+    originals = truth.shown[[index for index, _ in pairs]]
     for frame in frames if pairs else ():
         rebuilt = frame.images[[candidate for _, candidate in pairs]].to(originals.device).clamp(0, 1)
         values = psnr(rebuilt, originals)

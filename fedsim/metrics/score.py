@@ -57,9 +57,11 @@ def score(
         shown = torch.where(same, private_images, shown)
         for row, unchanged in zip(scores, same.flatten().tolist(), strict=True):
             row["changed"] = not unchanged
-        if len(distinct) < len(sources) or not torch.equal(shown, private_images):
+        several = len(distinct) < len(sources)
+        if several or not torch.equal(shown, private_images):
             guessed = rebuilt if own is None else _as_image(own.detach().double().to(originals.device), eight_bit)
-            fewer = int(rebuilt.isfinite().flatten(1).all(dim=1).sum()) < len(distinct)
+            # As many as images are still fewer than their forms, of which one image would take several.
+            fewer = int(rebuilt.isfinite().flatten(1).all(dim=1).sum()) < len(distinct) + several
             groups = [[place for place, source in enumerate(sources) if source == one] for one in distinct]
             private_images = private_images[distinct]
             forms, paired = match_both(shown, rebuilt, private_images, guessed, groups) if fewer else (None, None)

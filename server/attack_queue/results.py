@@ -81,7 +81,7 @@ class ResultWriter:
         self.written = len(rows)
         self.done = {(row["observation"], row["attack"]) for row in rows if row["status"] != "failed"}
         self._ended: dict[str, set[str]] = {}
-        self._known: tuple[str, list[dict[str, Any]]] = "", []
+        self._known: tuple[object, list[dict[str, Any]]] = None, []
         for row in rows:
             self._ended.setdefault(row["observation"], set()).add(row["attack"])
         self._write_csv(rows)
@@ -151,13 +151,16 @@ class ResultWriter:
         return rows
 
     def _before_any_attack(self, observation: str, truth: GroundTruth) -> list[dict[str, Any]]:
-        """`BEFORE` of each original, none of a client that failed; computed once for results that follow each other."""
-        if self._known[0] != observation:
+        """`BEFORE` of each original, none where the images are not at hand; computed once for results that follow each
+        other.
+        """
+        key = observation, truth.ids, len(truth.images)  # what was lost comes in the order of the data, without images
+        if self._known[0] != key:
             rows = []
-            for own, seen in zip(truth.originals, truth.images, strict=False):
+            for own, seen in zip(truth.originals, truth.shown, strict=False):
                 guesses, greys = (self._guess_psnr(own), self._guess_psnr(seen)), (_grey_psnr(own), _grey_psnr(seen))
                 rows.append(dict(zip(BEFORE, (*guesses, content_of(own), *greys), strict=True)))
-            self._known = observation, rows
+            self._known = key, rows
         return self._known[1]
 
     @cached_property

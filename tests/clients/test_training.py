@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from clients.app import ClientRuntime
 from clients.training import batches
 from defenses.base import Defense
+from fedsim.data.tensors import TensorImages
 from fedsim.determinism import torch_generator
 from fedsim.metrics import score, score_labels
 from fedsim.settings.composition import build_data
@@ -209,6 +210,16 @@ def test_one_picture_in_several_steps_is_one_to_protect(runtime, defense):
     rows = score(truth, pictures.images([0]), pictures.labels, perceptual=False)
     assert all(row.private_psnr >= 100 for row in rows)
     assert score_labels(truth, pictures.labels).exact
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_an_image_is_not_changed_by_the_numbers_that_a_model_computes_in(runtime, dtype, rng):
+    client = runtime("audit.batch_size=2")
+    client.model.to(dtype)
+    pictures = TensorImages(torch.rand(2, 3, 8, 8, generator=rng), torch.tensor([3, 1]))
+    truth = client.train(pictures, 0, 0, audit=True).truth
+    assert torch.equal(truth.images, truth.originals.double())
+    assert [row.changed for row in score(truth, truth.images, None, perceptual=False)] == [False, False]
 
 
 def shared(client, changes, proximal_mu=0.0):

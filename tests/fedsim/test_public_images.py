@@ -45,6 +45,8 @@ def test_as_many_labels_as_images_are_wanted():
         (torch.full((2, 3, 2, 2), torch.nan), None, "public_images=nan"),
         (torch.zeros(2, 3, 2, 2), torch.tensor([0.5, 1.0]), "public_labels=torch.float32"),
         (torch.zeros(2, 3, 2, 2), [1], "public_labels=1"),
+        (torch.zeros(2, 3, 2, 2), [1, 2], "public_labels=2: must be classes from 0 to 1: the model has 2 outputs"),
+        (torch.zeros(2, 3, 2, 2), [-1, 1], "public_labels=-1"),
     ],
 )
 def test_what_a_server_is_given_is_checked_as_clients_images_are(images, labels, words):

@@ -112,7 +112,9 @@ class MatrixRow:
         unchanged: rounds of all trainings together that aggregated nothing.
         own: what is set of its training besides the defense, other than the first row's; None where an earlier version
             did not say.
-        attacked: releases of an image in the updates that are attacked, beside those of a training; None as `own`.
+        attacked: releases of an image in the updates of one state that are attacked, beside those of a training. Those
+            of the other have the same noise, so that both together are no releases of their own. None as `own`. One
+            of a single image tells no more than μ/√releases of a training, whichever clients had those.
         trainings: by seed; audits: by state.
         counts: over all its attacks that read what was shared, in all states; None where an earlier version counted
             less.

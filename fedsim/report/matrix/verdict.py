@@ -107,7 +107,8 @@ def _of_proven(rows: list[MatrixRow]) -> str:
         f"{PROVEN_KAPPA:g} before, an assumption about images"
     )
     released = "after all releases of a training and of the updates that are attacked"
-    return f"{before}, does so with at most {bounds} {released}"
+    states = ", in either state, each by itself" if any(len(row.audits) > 1 for row in rows) else ""
+    return f"{before}, does so with at most {bounds} {released}{states}"
 
 
 def _of_open(rows: list[MatrixRow]) -> str:

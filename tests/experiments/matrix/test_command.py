@@ -128,6 +128,7 @@ def test_cells_hold_what_the_runs_on_their_own_give(matrix, command, plots, tmp_
     assert content["none"]["accuracy"] == accuracy
     assert content["none"]["strongest"] == "patch_gradient"
     levels = [content[name]["level"] for name in ("none", "noise_1e-1", "gradient_clip", "refused", "broken")]
+    assert json.loads((root / "rows" / "none" / "audit-initial" / matrix_units.ASKED).read_text())["copies"] == 1
     assert levels == ["broken", "open", "broken", "not tested", "open"]  # one image of the last, without a certificate
     assert Counts(**content["none"]["counts"]) == Counts(
         certified=2, recognisable=2, images=2, ended=2, updates=2, leaking=2, ahead=2, apart=2

@@ -1,13 +1,14 @@
 """What a row says of its trainings holds of all of them."""
 
-from types import SimpleNamespace
+import json
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 
 from experiments.matrix import progress
 from experiments.matrix.progress import MatrixProgress, describe_end, read_matrix
 from experiments.matrix.rows import Asked
-from experiments.matrix.units import TRAINING, MatrixRun, UnitEnd
+from experiments.matrix.units import ASKED, AUDIT, TRAINING, MatrixRun, UnitEnd
 from fedsim.bounds.robustness import blow_up
 from fedsim.storage import json_lines
 from fedsim.storage.run_folder import UNCHANGED
@@ -15,21 +16,29 @@ from fedsim.storage.run_folder import UNCHANGED
 
 @pytest.fixture
 def row(tmp_path):
-    """`row(…)`: of a row behind `dp_sgd` whose seeds measured these; None: that training has not ended."""
+    """`row(…)`: of a row behind `dp_sgd` whose seeds measured these; None: that training has not ended.
 
-    def make(*seeds):
-        trained = {"defense": {"dp_sgd": {}}, "model": {}, "client": {"batch_size": 1}}
+    Its audits are of `states`, and have noted `asked`.
+    """
+
+    def make(*seeds, states=(), asked=MappingProxyType({"copies": 1})):
+        trained = {"defense": {"dp_sgd": {}}, "model": {}, "client": {"batch_size": 1, "share": "gradient"}}
         units = [MatrixRun("dp", TRAINING, str(k), tmp_path / str(k), trained) for k in range(len(seeds))]
         for unit, measured in zip(units, seeds, strict=True):
             unit.folder.mkdir(exist_ok=True)
             (unit.folder / "metrics.jsonl").unlink(missing_ok=True)
             json_lines.append_row(unit.folder / "metrics.jsonl", {"round": 1, "accuracy": 0.5, **(measured or {})})
+        audits = [MatrixRun("dp", AUDIT, state, tmp_path / state, trained) for state in states]
+        for unit in audits:
+            unit.folder.mkdir(exist_ok=True)
+            (unit.folder / ASKED).write_text(json.dumps({"updates": 1, **asked}))
         audit = SimpleNamespace(select=None, num_images=1, batch_size=1)
         settings = {"audit": audit, "client": SimpleNamespace(batch_size=1, share="delta"), "model": {"name": "m"}}
         settings |= {"num_clients": 2, "num_rounds": 1, "data": {}, "strategy": {}, "seed": 0}
         config = SimpleNamespace(**settings, matrix=SimpleNamespace(seeds=len(seeds), states=("initial",)))
         ends = {unit: UnitEnd("done") for unit, measured in zip(units, seeds, strict=True) if measured is not None}
-        (found,) = read_matrix(MatrixProgress(config, tmp_path, [Asked("dp", (), ())], (), units, ends=ends)).rows
+        progress = MatrixProgress(config, tmp_path, [Asked("dp", (), ())], (), [*units, *audits], ends=ends)
+        (found,) = read_matrix(progress).rows
         return found
 
     return make
@@ -57,6 +66,19 @@ def test_without_a_theorem_of_every_seed_there_is_none(row):
     assert row(seed(0.5), None).gamma is None, "its training is still to come"
     assert row(seed(0.5), seed(float("inf"))).gamma is None
     assert row(None, None).gamma is None
+
+
+def test_the_same_noise_in_both_states_is_no_release_of_its_own(row):
+    assert row(seed(1.0), states=("initial", "trained")).gamma == row(seed(1.0), states=("initial",)).gamma
+    assert row(seed(1.0), states=("initial",)).gamma == pytest.approx(blow_up(1e-3, 1.25**0.5))
+
+
+def test_equal_images_among_the_audited_ones_are_one_image(row):
+    """Two clients hold one image each; an update of both: μ² is 2/1.5² of the training and (2/1.5)² of the update."""
+    held = seed(2**0.5 / 1.5, dp_sgd_gdp_releases=2.0)
+    twice = row(held, states=("initial",), asked={"copies": 2})
+    assert twice.gamma == pytest.approx(blow_up(1e-3, (2 / 1.5**2 + (2 / 1.5) ** 2) ** 0.5))
+    assert row(held, states=("initial",), asked={}).gamma is None, "an earlier version did not count them"
 
 
 def test_rounds_without_an_aggregate_are_those_of_all_seeds(row):

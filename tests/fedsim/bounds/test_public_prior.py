@@ -79,6 +79,8 @@ def test_behind_a_flip_it_is_the_image_or_its_mirror_image_whichever_is_likelier
     assert torch.equal(prior.own_images(seen), own)
     moved = torch.cat([seen[:59], seen[59:].roll(1, dims=-1)])
     assert PublicPrior.of(own, moved).mirrors is None
+    assert PublicPrior.of(own, own).mirrors is None
+    assert torch.equal(PublicPrior.of(own, own.flip(-1)).own_images(own.flip(-1)), own), "a flip that always acts"
 
 
 def test_of_a_mixture_by_unknown_weights_less_is_taken_over(images, rng):

@@ -167,6 +167,17 @@ def test_one_private_picture_in_several_forms_is_rebuilt_once(others: int, rng: 
     assert sum(row.psnr is not None for row in rows) == 1 + others
 
 
+def test_as_many_reconstructions_as_pictures_stand_for_one_picture_each() -> None:
+    """The second is 0.1 dB nearer to another form of the first picture than to its own."""
+    at = torch.tensor([0.2, 0.6 + 10 ** (-20.5 / 20), 0.6 - 10 ** (-20.4 / 20), 1.0, 0.0, 0.9])
+    first, second, third, fourth, *private = at[:, None, None, None].expand(-1, 3, 12, 12)
+    seen, own = torch.stack([first, second, third, fourth]), torch.stack(private)[[0, 0, 1, 1]]
+    images = torch.stack([first + 10 ** (-25 / 20), torch.full((3, 12, 12), 0.6)])
+    truth = GroundTruth(seen, torch.tensor([7, 7, 2, 2]), ("a", "a", "b", "b"), own)
+    rows = score(truth, images, None, perceptual=False)
+    assert [(row.image, row.reconstruction) for row in rows if row.psnr is not None] == [("a", 0), ("b", 1)]
+
+
 def test_forms_of_a_picture_compete_for_the_best_reconstruction(rng: torch.Generator) -> None:
     """Whatever the attack returned for a form, that nearest to the client's picture counts."""
     truth = in_forms(rng)

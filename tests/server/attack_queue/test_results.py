@@ -1,19 +1,21 @@
 """Results on disk and what trackers are given of them."""
 
 import csv
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedsim.ground_truth import GroundTruth
+from fedsim.ground_truth import GroundTruth, content_of
+from fedsim.metrics.image import PSNR_CAP
 from fedsim.metrics.results import score_against
 from fedsim.report.run.images.leakage import summarise_leakage
 from fedsim.report.run.read import read_run
 from fedsim.result import AttackResult, Certificate, Frame
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from server.attack_queue.results import ResultWriter
+from server.attack_queue.results import BEFORE, ResultWriter
 
 
 class Remembering(Trackers):
@@ -108,6 +110,38 @@ def test_a_line_of_the_table_says_what_it_is_of(tmp_path):
     (tmp_path / "scores.csv").write_text("attack,defense\nsearch,none\n")
     ResultWriter(folder, Trackers({}, tmp_path), "model", [])
     assert (tmp_path / "scores.csv").read_text() == written
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_a_lost_attack_neither_takes_nor_gets_what_is_known_of_the_images_of_its_update(lost_first, tmp_path):
+    images, folder = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)), RunFolder(tmp_path)
+    truth = GroundTruth(images, torch.tensor([1, 0]), ("b", "a"))
+    lost = AttackResult("o", "slow", "failed", "timeout"), GroundTruth(torch.empty(0), torch.tensor([0, 1]), ("a", "b"))
+    done = AttackResult("o", "mine", "done", images=images), truth
+    writer = ResultWriter(folder, Trackers({}, tmp_path), "model", [], lambda: torch.full((3, 16, 16), 0.4))
+    for result, known in (lost, done) if lost_first else (done, lost):
+        writer.write(score_against(result, known), known)
+    rows = {row["attack"]: row["images"] for row in folder.rows("attacks")}
+    assert [image["content"] for image in rows["mine"]] == [content_of(image) for image in images]
+    assert None not in [image[name] for image in rows["mine"] for name in BEFORE]
+    assert {image[name] for image in rows["slow"] for name in BEFORE} == {None}
+
+
+def test_what_leaves_the_range_of_images_is_held_against_attacks_and_guesses_alike(tmp_path):
+    """Half of the pixels' signs are turned: of both sides counts what a picture can show."""
+    signs = torch.tensor([1.0, -1.0]).repeat(3, 16, 8)[None]
+    own, grey = torch.full((1, 3, 16, 16), 0.6), torch.full((3, 16, 16), 0.5)
+    truth = GroundTruth(own * signs, torch.tensor([1]), ("a",), own)
+    shown = truth.shown
+    result = AttackResult("o", "mine", "done", images=shown, frames=(Frame(1, shown),), batch_size=1)
+    scored = score_against(result, truth)
+    assert scored.scores.frames[0][-1] == scored.scores.images[0].psnr == PSNR_CAP
+    folder = RunFolder(tmp_path)
+    ResultWriter(folder, Trackers({}, tmp_path), "model", [], lambda: grey).write(scored, truth)
+    (image,) = next(iter(folder.rows("attacks")))["images"]
+    expected = -10 * math.log10((0.1**2 + 0.5**2) / 2)
+    assert image["seen_grey_psnr"] == image["seen_guess_psnr"] == pytest.approx(expected, abs=1e-4)
+    assert image["grey_psnr"] == pytest.approx(20, abs=1e-4)
 
 
 def test_an_exact_image_does_not_outweigh_others_in_what_trackers_are_given(tmp_path):

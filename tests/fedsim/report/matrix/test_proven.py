@@ -53,4 +53,7 @@ def test_the_level_follows():
 def test_it_is_said_with_its_numbers():
     matrix = Matrix("m", (), (MatrixColumn("patch_gradient", "", ""),), ("initial",), (row(1.0),), finished=True)
     released = "after all releases of a training and of the updates that are attacked"
-    assert f"does so with at most 0.019 behind dp {released}" in verdicts(matrix)[0]
+    assert f"does so with at most 0.019 behind dp {released} (" in verdicts(matrix)[0]
+    states = dict.fromkeys(("initial", "trained"), RowState("done"))
+    both = replace(matrix, rows=(replace(row(1.0), audits=states),))
+    assert f"behind dp {released}, in either state, each by itself (" in verdicts(both)[0]
