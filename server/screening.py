@@ -11,7 +11,7 @@ from flwr.common.constant import ErrorCode
 from fedsim.wire.contents import config_records, metric_records
 from fedsim.wire.records import METRICS, UPDATE, Contribution
 from fedsim.wire.reply.checks import ReplyRules, check_evaluate_reply, read_train_reply
-from fedsim.wire.reply.values import MALFORMED, MalformedReply
+from fedsim.wire.reply.values import MALFORMED, MalformedReply, shown
 from fedsim.wire.reply.votes import Names, unlike, usual_names
 from server.sums.on_workers import with_content
 
@@ -94,6 +94,8 @@ class Screening:
         except MalformedReply as fault:
             return self._rejected(message, str(fault))
         except (KeyError, TypeError, ValueError) as error:
+            if self._rules is not None:
+                return self._rejected(message, f"it cannot be read: {shown(str(error))}")
             self._log(message, f"it sent no update that can be read: {error}")
             return Reply(message)
 

@@ -17,7 +17,17 @@ from fedsim.report.render import build_report
 from fedsim.settings.composition import image_side
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.storage.run_folder import RunFolder
-from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE, from_array, from_arrays, to_arrays
+from fedsim.wire.records import (
+    ARRAYS,
+    AUDIT,
+    METRICS,
+    NUM_EXAMPLES,
+    UPDATE,
+    from_array,
+    from_arrays,
+    from_reply,
+    to_arrays,
+)
 from fedsim.wire.reply.checks import ReplyRules
 from server.aggregation import complete
 from server.rounds import Rounds, WorkerSums
@@ -73,6 +83,23 @@ def test_every_strategy_goes_on_and_stays_finite(aggregate, path):
         arrays, _, failures = aggregate(kind, contents, inner)
     assert list(failures) == [3]
     assert all(tensor.isfinite().all() for tensor in from_arrays(arrays).values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reply_that_passes_and_cannot_be_read_is_refused(aggregate, same_bits, kind, monkeypatch):
+    def read(content, server_round):
+        if content[METRICS]["train_loss"] == 0.5:
+            raise TypeError(EVIL)
+        return from_reply(content, server_round)
+
+    monkeypatch.setattr("fedsim.wire.reply.checks.from_reply", read)
+    odd = honest(kind, 1)
+    odd[METRICS]["train_loss"] = 0.5
+    alone, _, _ = aggregate(kind, {0: honest(kind, 0), 2: honest(kind, 2)})
+    found, _, failures = aggregate(kind, {0: honest(kind, 0), 1: odd, 2: honest(kind, 2)})
+    assert list(failures) == [1]
+    assert failures[1].startswith(r"malformed reply: it cannot be read: '\x3cscript")
+    assert same_bits(found, alone)
 
 
 def test_where_nobody_is_left_the_model_is_unchanged(aggregate):
