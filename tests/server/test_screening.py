@@ -145,6 +145,24 @@ def test_of_two_that_differ_the_fuller_stays(aggregate):
     assert list(failures) == [0]
 
 
+def test_of_two_the_one_without_the_defense_is_left_out(aggregate, same_bits):
+    alone, _, _ = aggregate("delta", {1: honest("delta", 1)})
+    contents = {0: honest("delta", 0), 1: honest("delta", 1)}
+    _without_metric(contents[0])
+    found, metrics, failures = aggregate("delta", contents)
+    assert list(failures) == [0]
+    assert same_bits(found, alone)
+    assert metrics["local_dp_epsilon"] == np.inf, "of what the other spent nothing is known"
+
+
+def test_of_refused_replies_alone_what_their_defenses_spent_is_told(aggregate):
+    contents = {client: spoilt("delta", client) for client in range(2)}
+    contents[1][METRICS].update({"local_dp_epsilon": 3.0, "<b>_epsilon": 9.0})
+    _, metrics, failures = aggregate("delta", contents)
+    assert metrics == {"clients": 0, "local_dp_epsilon": 3.0}
+    assert list(failures) == [0, 1, None]
+
+
 def test_silent_clients_are_no_others(aggregate):
     contents = {client: honest("gradient", client) for client in range(3)}
     for client in (0, 1):
