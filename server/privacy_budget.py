@@ -34,8 +34,8 @@ class PrivacyBudget:
     A reply that the server refuses has reached it: what it says that its client has spent counts, under names that
     other clients report, if any does. One that says nothing of them may have spent anything: they are ∞ from then on.
 
-    The reply of a client that misses its round's time may still reach the SuperLink: every ε is ∞ until that client
-    reports again what it has spent, if it ever does.
+    The reply of a client that misses its round's time, or whose node goes before it is fetched, may be at the SuperLink
+    all the same: every ε is ∞ until that client reports again what it has spent, if it ever does.
 
     Args:
         holders: clients that hold one image, at most, each of which releases it; None: that is not known, and no μ is

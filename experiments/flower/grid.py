@@ -30,6 +30,9 @@ LONGEST_REASON = 300
 
 REFUSALS_TOLD = 3
 
+UNAVAILABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""The SuperLink's own errors: a reply that expired, was not all there, or is not given out as its node has gone."""
+
 
 class NumberedGrid(Grid):
     """A Flower Grid whose nodes are the partitions that they hold, under the ids that a simulated Grid gives them.
@@ -167,11 +170,14 @@ class NumberedGrid(Grid):
         self._take(replies, message.metadata.message_id, reply)
 
     def _look(self, message: Message) -> Message | None:
-        """The reply to it, if it is there; an error where it cannot be unpacked."""
+        """The reply to it, if it is there; an error where it cannot be unpacked, or may be kept at the SuperLink."""
         try:
-            return self._pull(message.metadata.message_id)
+            reply = self._pull(message.metadata.message_id)
         except MalformedReply as fault:
             return Message(Error(ErrorCode.UNKNOWN, f"{MALFORMED}: {fault}"), reply_to=message)
+        if reply is not None and reply.has_error() and reply.error.code in UNAVAILABLE:
+            return Message(Error(reply.error.code, f"{LATE}: {reply.error.reason}"), reply_to=message)
+        return reply
 
     def _pull(self, name: str) -> Message | None:
         """By itself: of several replies that are pulled together Flower unpacks all or none.

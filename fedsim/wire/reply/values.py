@@ -22,7 +22,7 @@ MALFORMED = "malformed reply"
 """What the reason begins with of an error that stands for a refused reply."""
 
 LATE = "late"
-"""What the reason begins with of an error that stands for a reply that may yet come, past its round's time."""
+"""What the reason begins with of an error in place of a reply that may exist: it is slow, or its node has gone."""
 
 Values = np.ndarray[Any, np.dtype[Any]]
 

@@ -1,14 +1,17 @@
 """Partition ids in place of random node ids, replies in order, and everybody named who does not answer."""
 
+import math
+
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from httpx import ConnectTimeout
 
-from experiments.flower.grid import NumberedGrid
+from experiments.flower.grid import UNAVAILABLE, NumberedGrid
 from experiments.flower.settings import INTRODUCTION
 from fedsim.errors import RunError
 from fedsim.simulation import node_id_of, partition_of
+from server.privacy_budget import PrivacyBudget
 from tests.experiments.flower.scrambled_grid import ScrambledGrid
 
 
@@ -74,6 +77,26 @@ def test_a_client_that_does_not_answer_in_time_is_named(app):
     assert [reply.metadata.src_node_id for reply in replies] == nodes
     assert [reply.has_error() for reply in replies] == [False, True, False]
     assert replies[1].error.reason == "late: no reply within 0.3 s"
+
+
+@pytest.mark.parametrize("code", UNAVAILABLE)
+def test_what_the_superlink_may_hold_of_a_client_counts_as_late(app, code):
+    grid, inner = make(app, 0, 1)
+    nodes, answer = list(grid.get_node_ids()), inner._answer
+
+    def answering(dst, message):
+        if inner.present[dst]["says"] == 0:
+            return answer(dst, message)
+        return Message(Error(code, "Error: Node Unavailable"), reply_to=message)
+
+    inner._answer = answering
+    _, reply = grid.send_and_receive(instructions(nodes), timeout=5)
+    assert (reply.metadata.src_node_id, reply.error.code) == (nodes[1], code)
+    assert reply.error.reason == "late: Error: Node Unavailable"
+    budget = PrivacyBudget()
+    budget.load_state_dict(budget.state_dict() | {"largest": {"dp_sgd_epsilon": 2.0}})
+    budget.hear(2, [reply])
+    assert dict(budget.put_into(None)) == {"dp_sgd_epsilon": math.inf}
 
 
 def torn(inner, says):
