@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from logging import getLogger
 
-from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fedsim.wire.contents import config_records, metric_records
+from fedsim.wire.contents import metric_records
 from fedsim.wire.records import METRICS, UPDATE, Contribution
 from fedsim.wire.reply.checks import ReplyRules, check_evaluate_reply, is_measurement, read_train_reply
 from fedsim.wire.reply.values import MALFORMED, MalformedReply, shown
@@ -129,12 +129,12 @@ class Screening:
         return Reply(_failed(message, reason, ErrorCode.UNKNOWN), refused=self._told(message))
 
     def _told(self, reply: Message) -> Message:
-        metrics, update = metric_records(reply.content).get(METRICS), config_records(reply.content).get(UPDATE)
-        kept = RecordDict()
+        """Whose it is says the Grid alone: a reply that is refused may claim to come from another."""
+        metrics, kept = metric_records(reply.content).get(METRICS), RecordDict()
         if metrics is not None and (rules := self._rules) is not None:
             kept[METRICS] = MetricRecord({n: value for n, value in metrics.items() if is_measurement(n, rules)})
-        if update is not None:
-            kept[UPDATE] = update
+        if self._client_of is not None:
+            kept[UPDATE] = ConfigRecord({"partition-id": self._client_of(reply.metadata.src_node_id)})
         return with_content(reply, kept)
 
     def _log(self, message: Message, reason: str | None) -> None:

@@ -163,6 +163,19 @@ def test_of_refused_replies_alone_what_their_defenses_spent_is_told(aggregate):
     assert list(failures) == [0, 1, None]
 
 
+def test_what_a_refused_reply_spent_is_its_senders(caplog):
+    """It says that it comes from client 1."""
+    server = Server("delta", lambda observation, truth: None)
+    for _ in range(2):
+        liar = honest("delta", 1)
+        liar[METRICS]["local_dp_epsilon"] = 1e9
+        _, metrics = server.round([as_reply(liar, 0), as_reply(honest("delta", 1), 1)])
+        assert metrics["local_dp_epsilon"] == 1e9
+    assert "has forgotten" not in caplog.text
+    (reply,) = Screening(make_rules("delta")).train([as_reply(spoilt("delta", 4), 2)], start())
+    assert UPDATE not in reply.refused.content, "nobody knows whose it is"
+
+
 def test_silent_clients_are_no_others(aggregate):
     contents = {client: honest("gradient", client) for client in range(3)}
     for client in (0, 1):
