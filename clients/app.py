@@ -15,7 +15,7 @@ from torch import nn
 
 from clients.local_model import LocalModel
 from clients.replay import replay
-from clients.training import LocalResult, Rate, train_locally
+from clients.training import LocalResult, Rate, check_steps, train_locally
 from defenses.base import ClientRound, DefenseChain
 from defenses.compose import build_chain
 from fedsim.data import FederatedData, ImageSet
@@ -306,6 +306,7 @@ def build_client_app(config: AnyConfig, data: FederatedData | None = None) -> Cl
         state, instructions = _open(message, decoded)
         server_round = int(instructions.get(SERVER_ROUND, 0))  # type: ignore[arg-type]
         images = runtime.data.client(partition_id)
+        check_steps(runtime.settings, len(images))
         runtime.load(state, _kept(context, OWN))
         proximal_mu = float(instructions.get("proximal-mu", 0.0))  # type: ignore[arg-type]
         # Asked for by the operator of the simulation, and only of clients that the server observes.

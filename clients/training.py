@@ -20,12 +20,14 @@ from clients.local_model import LocalModel
 from clients.precision import LossScale, autocast
 from defenses.base import Batch, Defense
 from fedsim.data import ImageSet
+from fedsim.errors import ConfigError
 from fedsim.float32 import full_float32
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
 from fedsim.models.buffers import Buffers
 from fedsim.settings.groups import ClientSettings
 from fedsim.update import LocalProtocol, Precision, State, Update
+from fedsim.wire.reply.checks import MOST_STEPS
 
 Rate = Callable[[int, int], float]
 """What multiplies the learning rate of a local step, of how many."""
@@ -100,6 +102,15 @@ def set_gradients(
 
 def _steps(count: int, batch_size: int, epochs: int, steps: int | None) -> int:
     return steps if steps is not None else epochs * -(-count // batch_size)
+
+
+def check_steps(settings: ClientSettings, count: int) -> None:
+    """Raises ConfigError: a client of so many pictures would take more local steps than a reply may name."""
+    steps = _steps(count, settings.batch_size, settings.local_epochs, settings.local_steps)
+    if settings.share != "gradient" and steps > MOST_STEPS:
+        name = "local_epochs" if settings.local_steps is None else "local_steps"
+        expected = f"few enough for {MOST_STEPS:,} local steps a round, not {steps:,}"
+        raise ConfigError(f"client.{name}", getattr(settings, name), expected)
 
 
 @full_float32()

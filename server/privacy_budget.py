@@ -32,10 +32,10 @@ class PrivacyBudget:
     how much more its new count cannot tell: from then on that ε is ∞.
 
     A reply that the server refuses has reached it: what it says that its client has spent counts, under names that
-    other clients report. One that says nothing of them may have spent anything: they are ∞ from then on.
+    other clients report, if any does. One that says nothing of them may have spent anything: they are ∞ from then on.
 
-    The reply of a client that misses its round's time may still reach the SuperLink: every ε is ∞ until that client
-    reports again what it has spent, if it ever does.
+    The reply of a client that misses its round's time, or whose node goes before it is fetched, may be at the SuperLink
+    all the same: every ε is ∞ until that client reports again what it has spent, if it ever does.
 
     Args:
         holders: clients that hold one image, at most, each of which releases it; None: that is not known, and no μ is
@@ -88,16 +88,17 @@ class PrivacyBudget:
 
     def put_into(self, metrics: MetricRecord | None) -> MetricRecord | None:
         """The strategy's metrics with the budget in place of its means."""
-        if not self._largest:
+        names = self._largest or self._refused
+        if not names:
             return metrics
         reported = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
         reported = {name: value for name, value in reported.items() if not is_budget(name)}
-        spent = held_by_several({name: self._spent(name) for name in self._largest}, self._holders)
+        spent = held_by_several({name: self._spent(name) for name in names}, self._holders)
         return MetricRecord({**reported, **spent})
 
     def _spent(self, name: str) -> float:
         refused = self._refused.get(name, math.inf) if self._refused else 0.0
-        return math.inf if self._unknown or self._late else max(self._largest[name], refused)
+        return math.inf if self._unknown or self._late else max(self._largest.get(name, 0.0), refused)
 
     def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
         """The client's metrics, with ∞ for each ε that it began anew."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from logging import getLogger
 
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fedsim.wire.contents import config_records, metric_records
+from fedsim.wire.contents import metric_records
 from fedsim.wire.records import METRICS, UPDATE, Contribution
-from fedsim.wire.reply.checks import ReplyRules, check_evaluate_reply, read_train_reply
-from fedsim.wire.reply.values import MALFORMED, MalformedReply
+from fedsim.wire.reply.checks import ReplyRules, check_evaluate_reply, is_measurement, read_train_reply
+from fedsim.wire.reply.values import MALFORMED, MalformedReply, shown
 from fedsim.wire.reply.votes import Names, unlike, usual_names
 from server.sums.on_workers import with_content
 
@@ -29,8 +29,8 @@ class Reply:
         message: for the user's strategy; an error where the node failed, or sent what no honest client sends.
         sent: what its client shared, in the message's own memory, which may be read-only; None where the message is an
             error, or the update was summed where it was made.
-        refused: of a reply that was refused here its metrics, and who sent them: what the client released reached the
-            server all the same.
+        refused: of a reply that was refused here what its defenses measured, and who sent it: what the client released
+            reached the server all the same.
     """
 
     message: Message
@@ -94,6 +94,8 @@ class Screening:
         except MalformedReply as fault:
             return self._rejected(message, str(fault))
         except (KeyError, TypeError, ValueError) as error:
+            if self._rules is not None:
+                return self._rejected(message, f"it cannot be read: {shown(str(error))}")
             self._log(message, f"it sent no update that can be read: {error}")
             return Reply(message)
 
@@ -124,7 +126,16 @@ class Screening:
     def _rejected(self, message: Message, fault: str) -> Reply:
         reason = f"{MALFORMED}: {fault}"
         self._log(message, reason)
-        return Reply(_failed(message, reason, ErrorCode.UNKNOWN), refused=_without_tensors(message))
+        return Reply(_failed(message, reason, ErrorCode.UNKNOWN), refused=self._told(message))
+
+    def _told(self, reply: Message) -> Message:
+        """Whose it is says the Grid alone: a reply that is refused may claim to come from another."""
+        metrics, kept = metric_records(reply.content).get(METRICS), RecordDict()
+        if metrics is not None and (rules := self._rules) is not None:
+            kept[METRICS] = MetricRecord({n: value for n, value in metrics.items() if is_measurement(n, rules)})
+        if self._client_of is not None:
+            kept[UPDATE] = ConfigRecord({"partition-id": self._client_of(reply.metadata.src_node_id)})
+        return with_content(reply, kept)
 
     def _log(self, message: Message, reason: str | None) -> None:
         node = message.metadata.src_node_id
@@ -139,16 +150,6 @@ def _with_plain_error(reply: Message) -> Message:
     said = reply.error.reason
     reason = plain(said) if said else "no reason given"
     return reply if reason == said else _failed(reply, reason, reply.error.code)
-
-
-def _without_tensors(reply: Message) -> Message:
-    metrics, update = metric_records(reply.content).get(METRICS), config_records(reply.content).get(UPDATE)
-    kept = RecordDict()
-    if metrics is not None:
-        kept[METRICS] = metrics
-    if update is not None:
-        kept[UPDATE] = update
-    return with_content(reply, kept)
 
 
 def _failed(reply: Message, reason: str, code: int) -> Message:

@@ -661,13 +661,33 @@ def test_a_run_goes_where_it_is_sent(tmp_path, monkeypatch):
     assert fedsim.run(f"run_dir={one}").folder == one
     assert fedsim.run(f"run_dir={one}", run_dir=other, num_rounds=3).folder == other
     assert [(config["run_dir"], root) for config, root in sent] == [(str(one), one), (str(other), other)]
-    assert fedsim.run(resume=None).folder.parts[0] == "runs"
+    assert fedsim.run(resume=None).folder.is_relative_to(Path("runs").resolve())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fedsim.run(run_dir="~/one").folder == sent[-1][1] == one
     other.mkdir()
     (other / "config.yaml").write_text(json.dumps(sent[1][0]))
     assert fedsim.run(resume=other).folder == other
     assert sent[-1] == ({**sent[1][0], "resume": str(other)}, other)
     with pytest.raises(fedsim.ConfigError, match=r"num_rounds=5: must be resume= alone"):
         fedsim.run(resume=other, num_rounds=5)
+
+
+def test_what_a_run_and_an_audit_found_stays_when_one_goes_elsewhere(tmp_path, monkeypatch):
+    def metrics(config, root):
+        root.mkdir()
+        (root / "metrics.jsonl").write_text('{"round": 1}\n')
+
+    monkeypatch.setattr("experiments.python.run.run_federated", metrics)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run = fedsim.run(run_dir="a")
+    model, data = nn.Sequential(nn.Flatten(), nn.Linear(48, 5)), (torch.rand(3, 3, 4, 4), torch.arange(3))
+    audits = [fedsim.audit(model, data, ["labels"], num_images=1, run_dir=given) for given in ("b", "~/c")]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run.metrics["round"].tolist() == [1]
+    assert [audit.table["updates"].tolist() for audit in audits] == [[1.0]] * 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "elsewhere"]
 
 
 def make_small(size=8, **settings) -> nn.Module:

@@ -18,6 +18,7 @@ from clients.accumulation import check_accumulation
 from clients.app import ClientRuntime, resolve_device
 from clients.precision import check_precision
 from clients.replay import replay
+from clients.training import check_steps
 from defenses.base import Defense, DefenseChain, Plan
 from defenses.compose import build_chain, load_wrappers
 from defenses.update.secure_aggregation import SecureAggregation
@@ -49,7 +50,7 @@ from fedsim.simulation.shipping import absolute_checkpoints, runtime_env
 from fedsim.storage.observation_files import load_observation
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
-from fedsim.wire.reply.checks import MOST_STEPS, ReplyRules
+from fedsim.wire.reply.checks import ReplyRules
 from server.attack_queue.results import ResultWriter
 from server.attack_queue.scheduling import AttackScheduler, InlineAttacks, OnResult, RayAttacks
 from server.sums.summing import Sums
@@ -128,15 +129,7 @@ class Setup:
 
     def check_steps(self) -> None:
         """Raises ConfigError: a client of these partitions would take more local steps than a reply may name."""
-        client = self.config.client
-        most = max(self.data.partition_sizes()[: self.run_config.num_clients])
-        epoch = ceil(most / client.batch_size)
-        steps = client.local_epochs * epoch if client.local_steps is None else client.local_steps
-        if client.share != "gradient" and steps > MOST_STEPS:
-            key, value = "client.local_steps", client.local_steps
-            if client.local_steps is None:
-                key, value = "client.local_epochs", client.local_epochs
-            raise ConfigError(key, value, f"few enough for {MOST_STEPS:,} local steps a round, not {steps:,}")
+        check_steps(self.config.client, max(self.data.partition_sizes()[: self.run_config.num_clients]))
 
     def holders(self, simulated: bool) -> int | None:
         """Of the image that most clients hold, how many do; None where nobody asks, or clients have their own images.

@@ -9,12 +9,13 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from httpx import HTTPError
 
 import fedsim
 from experiments.flower.settings import INTRODUCTION, PARTITION_ID, REFUSAL, VERSION
 from fedsim.errors import RunError
 from fedsim.simulation import node_id_of
-from fedsim.wire.reply.values import LATE
+from fedsim.wire.reply.values import LATE, MALFORMED, MalformedReply
 
 OnReply = Callable[[Message], None]
 
@@ -28,6 +29,9 @@ LONGEST_REASON = 300
 """Characters of what a SuperNode says of its failure; the end of a traceback counts."""
 
 REFUSALS_TOLD = 3
+
+UNAVAILABLE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+"""The SuperLink's own errors: a reply that expired, was not all there, or is not given out as its node has gone."""
 
 
 class NumberedGrid(Grid):
@@ -104,32 +108,32 @@ class NumberedGrid(Grid):
         return accepted
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(self._inner.pull_messages(message_ids))
-        for reply in replies:
-            self._number(reply)
-        return replies
+        pulled = {name: self._pull(name) for name in message_ids}
+        return [self._numbered(name, reply) for name, reply in pulled.items() if reply is not None]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | int | None = None) -> Iterable[Message]:
         sent = list(messages)
         accepted = set(self.push_messages(sent))
+        named = {message.metadata.message_id: message for message in sent}
         replies: dict[str, Message] = {}
-        for message in sent:
-            if message.metadata.message_id not in accepted:
+        for name, message in named.items():
+            if name not in accepted:
                 self._answer(replies, message, "the SuperLink did not take the message")
         start = time.monotonic()
         while missing := accepted - set(replies):
             before = time.monotonic()
-            for reply in self.pull_messages(missing):
-                self._take(replies, reply)
+            for name in missing:
+                if (reply := self._look(named[name])) is not None:
+                    self._take(replies, name, reply)
             left = math.inf if timeout is None else start + timeout - time.monotonic()
             if left <= 0:
                 break
             if missing - set(replies):
                 time.sleep(min(left, max(SECONDS_BETWEEN_LOOKS, LOOKS_A_PAUSE * (time.monotonic() - before))))
-        for message in sent:
-            if message.metadata.message_id not in replies:
+        for name, message in named.items():
+            if name not in replies:
                 self._answer(replies, message, f"{LATE}: no reply within {timeout:g} s")
-        return [replies[message.metadata.message_id] for message in sent]
+        return [replies[name] for name in named]
 
     def close(self) -> None:
         """Flower closes its Grid itself."""
@@ -163,18 +167,41 @@ class NumberedGrid(Grid):
 
     def _answer(self, replies: dict[str, Message], message: Message, reason: str) -> None:
         reply = Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason), reply_to=message)
-        self._number(reply)
-        self._take(replies, reply)
+        self._take(replies, message.metadata.message_id, reply)
 
-    def _take(self, replies: dict[str, Message], reply: Message) -> None:
-        replies[reply.metadata.reply_to_message_id] = reply
+    def _look(self, message: Message) -> Message | None:
+        """The reply to it, if it is there; an error where it cannot be unpacked, or may be kept at the SuperLink."""
+        try:
+            reply = self._pull(message.metadata.message_id)
+        except MalformedReply as fault:
+            return Message(Error(ErrorCode.UNKNOWN, f"{MALFORMED}: {fault}"), reply_to=message)
+        if reply is not None and reply.has_error() and reply.error.code in UNAVAILABLE:
+            return Message(Error(reply.error.code, f"{LATE}: {reply.error.reason}"), reply_to=message)
+        return reply
+
+    def _pull(self, name: str) -> Message | None:
+        """By itself: of several replies that are pulled together Flower unpacks all or none.
+
+        Raises:
+            MalformedReply: it cannot be unpacked.
+        """
+        try:
+            return next(iter(self._inner.pull_messages([name])), None)
+        except (OSError, HTTPError):  # of the connection to the SuperLink, and of no reply
+            raise
+        except Exception as error:
+            raise MalformedReply(f"it cannot be unpacked ({type(error).__name__})") from error
+
+    def _take(self, replies: dict[str, Message], name: str, reply: Message) -> None:
+        replies[name] = self._numbered(name, reply)
         if self.on_reply is not None:
             self.on_reply(reply)
 
-    def _number(self, reply: Message) -> None:
-        """Name the sender by what was asked of it, not by what the reply says of itself."""
-        # Flower has no public setter for the sender of a message.
-        reply.metadata.__dict__["_src_node_id"] = self._sent.pop(reply.metadata.reply_to_message_id)
+    def _numbered(self, name: str, reply: Message) -> Message:
+        """The reply to the message of this name, and its sender, by what was asked, not by what it says of itself."""
+        # Flower has no public setters for them.
+        reply.metadata.__dict__.update(_reply_to_message_id=name, _src_node_id=self._sent.pop(name))
+        return reply
 
     def _ask(self, nodes: list[int]) -> None:
         questions = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
@@ -186,11 +213,10 @@ class NumberedGrid(Grid):
         self._asked |= set(self._unanswered.values())
 
     def _hear(self) -> None:
-        if not self._unanswered:
-            return
-        for reply in self._inner.pull_messages(list(self._unanswered)):
-            node = self._unanswered.pop(reply.metadata.reply_to_message_id)
+        for name, node in list(self._unanswered.items()):
             try:
+                if (reply := self._pull(name)) is None:
+                    continue
                 partition = self._introduced(node, reply)
                 if self._claims.get(node) != partition:  # it comes after those that have had it all along
                     self._claims.pop(node, None)
@@ -200,6 +226,7 @@ class NumberedGrid(Grid):
                 reason = "".join(c for c in " ".join(str(error).split()) if c.isprintable())
                 self.refusals.append(f"SuperNode {node}: {reason[-LONGEST_REASON:]}")
                 self._warn(f"does not take part: {self.refusals[-1]}")
+            del self._unanswered[name]
 
     def _introduced(self, node: int, reply: Message) -> int:
         """The partition that a SuperNode says it holds; ValueError where it refuses or says something else."""

@@ -55,7 +55,7 @@ class Audit:
     """What `fedsim.audit` found: a run folder for each set of defenses.
 
     Attributes:
-        folders: run folders by the names of the defenses, `none` without any.
+        folders: absolute run folders by the names of the defenses, `none` without any.
     """
 
     folders: dict[str, Path]
@@ -177,7 +177,7 @@ def audit(
     setups = {
         name: _setup(config, chosen, architecture, data, own_attacks) for name, chosen in _named(defenses).items()
     }
-    root = Path(run_dir) if run_dir is not None else Path(tempfile.mkdtemp(prefix="fedsim-audit-"))
+    root = Path(tempfile.mkdtemp(prefix="fedsim-audit-") if run_dir is None else run_dir).expanduser().resolve()
     safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}
     folders = {name: root if len(setups) == 1 else root / f"{place}-{safe[name]}" for place, name in enumerate(setups)}
     for name, setup in setups.items():

@@ -25,7 +25,7 @@ class Run:
     """A run folder.
 
     Attributes:
-        folder: holds everything that the run left behind.
+        folder: holds everything that the run left behind; absolute, as a notebook may go to another.
     """
 
     folder: Path
@@ -77,7 +77,7 @@ def run(*overrides: str, run_dir: Path | str | None = None, **settings: Any) -> 
         config, folder = resumed
     else:
         config = load_config("run", *overrides, **given)
-        folder = Path(config["run_dir"])
+        folder = Path(config["run_dir"]).expanduser()
     with on_stderr(), libraries_silenced():
         run_federated(config, folder)
-    return Run(folder)
+    return Run(folder.resolve())

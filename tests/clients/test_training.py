@@ -1,16 +1,21 @@
 """Local training against plain torch, and what the audit record says of it."""
 
+from functools import partial
+
 import pytest
 import torch
+from flwr.app import Message, RecordDict
 from torch.nn import functional as F
 
-from clients.app import ClientRuntime
+from clients.app import ClientRuntime, build_client_app
 from clients.training import batches
 from defenses.base import Defense
 from fedsim.data.tensors import TensorImages
 from fedsim.determinism import torch_generator
 from fedsim.metrics import score, score_labels
 from fedsim.settings.composition import build_data
+from fedsim.simulation import InlineGrid, node_id_of
+from fedsim.wire.records import ARRAYS, to_arrays
 from tests.support.federation import settings
 
 
@@ -267,3 +272,26 @@ def test_the_protocol_is_of_any_optimiser_of_torchs(runtime, name):
     client.load(start_state(client))
     protocol = client.train(client.data.train.subset([0]), 0, 0).protocol
     assert (protocol.optimizer, protocol.lrs) == (name.lower(), (0.001,))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("client.local_epochs=2", "client.local_epochs=2: must be few enough for 5 local steps a round, not 6"),
+        ("client.local_steps=6", "client.local_steps=6: must be few enough for 5 local steps a round, not 6"),
+        ("client.local_epochs=1", None),
+    ],
+)
+def test_more_steps_than_a_reply_may_name_are_not_taken(override, words, monkeypatch):
+    config = settings("config", "strategy=fedavg", "data=digits", "num_clients=1", "client.batch_size=4", override)
+    data, taken = build_data(config), []
+    monkeypatch.setattr(data, "client", lambda number: data.train.subset(range(12)))
+    monkeypatch.setattr("clients.training.MOST_STEPS", 5)
+    train = ClientRuntime.train
+    monkeypatch.setattr(ClientRuntime, "train", lambda *given, **more: taken.append(1) or train(*given, **more))
+    grid = InlineGrid(1, partial(build_client_app, config, data))
+    state = start_state(ClientRuntime(config, data))
+    question = Message(RecordDict({ARRAYS: to_arrays(state)}), node_id_of(0), "train")
+    (reply,) = grid.send_and_receive([question])
+    assert len(taken) == (words is None)
+    assert words in reply.error.reason if words else not reply.has_error()

@@ -29,13 +29,13 @@ GRID = InlineGrid(CLIENTS, lambda: pytest.fail("no client is asked"))
 
 
 class Net(nn.Module):
-    """A frozen parameter, running statistics, a scalar."""
+    """A frozen parameter, running statistics, a scalar, a side of 1."""
 
     def __init__(self):
         super().__init__()
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
         self.scale = nn.Parameter(torch.tensor(1.0))
-        self.hidden = nn.Linear(4, 3)
+        self.hidden = nn.Linear(1, 3)
         self.norm = nn.BatchNorm1d(3)
         self.head = nn.Linear(3, 2)
 

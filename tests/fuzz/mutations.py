@@ -159,8 +159,9 @@ def array_shape(draw, content):
     if name is None:
         return
     sides = st.sampled_from([0, 1, 2, 3, 4, 12, -1, 10**6, 2**40, 2**64, 10**30])
-    shape = tuple(draw(st.lists(sides, max_size=5)))
-    if draw(st.booleans()) or any(not 0 <= side <= 12 for side in shape):
+    equal = tuple(bool(side) if side == 1 else side for side in array.shape)
+    shape = draw(st.just(equal) | st.lists(sides, max_size=5).map(tuple))
+    if draw(st.booleans()) or any(side is True or not 0 <= side <= 12 for side in shape):
         arrays[name] = Array(array.dtype, shape, array.stype, array.data)
     else:
         arrays[name] = Array(np.zeros(shape, dtype=np.float32))

@@ -203,6 +203,14 @@ def test_a_refused_reply_that_says_nothing_may_have_spent_anything():
     assert budget_after(None, refused=[said]) == 8.0, "no other client has answered yet"
 
 
+def test_where_all_replies_were_refused_what_they_say_is_told():
+    (_, said), budget = replies(None, {"a_epsilon": 3.0, "loss": 1.0}), PrivacyBudget()
+    budget.hear(1, [Message(Error(0, "malformed reply: not finite"), reply_to=asked(1))], [said])
+    assert dict(budget.put_into(None)) == {"a_epsilon": 3.0}
+    budget.hear(2, [Message(Error(0, "late: no reply within 30 s"), reply_to=asked(0))])
+    assert dict(budget.put_into(None)) == {"a_epsilon": math.inf}
+
+
 @pytest.mark.parametrize("partition", [10**5000, -1, "one", [1], 1.5], ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("spent", [10**5000, -(10**5000), math.nan, [1.0, 2.0]], ids=["long", "low", "nan", "list"])
 def test_what_a_refused_reply_says_need_be_no_number(partition, spent):

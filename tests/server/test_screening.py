@@ -17,7 +17,17 @@ from fedsim.report.render import build_report
 from fedsim.settings.composition import image_side
 from fedsim.simulation import InlineGrid, node_id_of, partition_of
 from fedsim.storage.run_folder import RunFolder
-from fedsim.wire.records import ARRAYS, AUDIT, METRICS, NUM_EXAMPLES, UPDATE, from_array, from_arrays, to_arrays
+from fedsim.wire.records import (
+    ARRAYS,
+    AUDIT,
+    METRICS,
+    NUM_EXAMPLES,
+    UPDATE,
+    from_array,
+    from_arrays,
+    from_reply,
+    to_arrays,
+)
 from fedsim.wire.reply.checks import ReplyRules
 from server.aggregation import complete
 from server.rounds import Rounds, WorkerSums
@@ -75,6 +85,23 @@ def test_every_strategy_goes_on_and_stays_finite(aggregate, path):
     assert all(tensor.isfinite().all() for tensor in from_arrays(arrays).values())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reply_that_passes_and_cannot_be_read_is_refused(aggregate, same_bits, kind, monkeypatch):
+    def read(content, server_round):
+        if content[METRICS]["train_loss"] == 0.5:
+            raise TypeError(EVIL)
+        return from_reply(content, server_round)
+
+    monkeypatch.setattr("fedsim.wire.reply.checks.from_reply", read)
+    odd = honest(kind, 1)
+    odd[METRICS]["train_loss"] = 0.5
+    alone, _, _ = aggregate(kind, {0: honest(kind, 0), 2: honest(kind, 2)})
+    found, _, failures = aggregate(kind, {0: honest(kind, 0), 1: odd, 2: honest(kind, 2)})
+    assert list(failures) == [1]
+    assert failures[1].startswith(r"malformed reply: it cannot be read: '\x3cscript")
+    assert same_bits(found, alone)
+
+
 def test_where_nobody_is_left_the_model_is_unchanged(aggregate):
     arrays, _, failures = aggregate("delta", {0: spoilt("delta", 0)})
     assert arrays is None
@@ -116,6 +143,37 @@ def test_of_two_that_differ_the_fuller_stays(aggregate):
     _withholding(contents[0])
     _, _, failures = aggregate("gradient", contents)
     assert list(failures) == [0]
+
+
+def test_of_two_the_one_without_the_defense_is_left_out(aggregate, same_bits):
+    alone, _, _ = aggregate("delta", {1: honest("delta", 1)})
+    contents = {0: honest("delta", 0), 1: honest("delta", 1)}
+    _without_metric(contents[0])
+    found, metrics, failures = aggregate("delta", contents)
+    assert list(failures) == [0]
+    assert same_bits(found, alone)
+    assert metrics["local_dp_epsilon"] == np.inf, "of what the other spent nothing is known"
+
+
+def test_of_refused_replies_alone_what_their_defenses_spent_is_told(aggregate):
+    contents = {client: spoilt("delta", client) for client in range(2)}
+    contents[1][METRICS].update({"local_dp_epsilon": 3.0, "<b>_epsilon": 9.0})
+    _, metrics, failures = aggregate("delta", contents)
+    assert metrics == {"clients": 0, "local_dp_epsilon": 3.0}
+    assert list(failures) == [0, 1, None]
+
+
+def test_what_a_refused_reply_spent_is_its_senders(caplog):
+    """It says that it comes from client 1."""
+    server = Server("delta", lambda observation, truth: None)
+    for _ in range(2):
+        liar = honest("delta", 1)
+        liar[METRICS]["local_dp_epsilon"] = 1e9
+        _, metrics = server.round([as_reply(liar, 0), as_reply(honest("delta", 1), 1)])
+        assert metrics["local_dp_epsilon"] == 1e9
+    assert "has forgotten" not in caplog.text
+    (reply,) = Screening(make_rules("delta")).train([as_reply(spoilt("delta", 4), 2)], start())
+    assert UPDATE not in reply.refused.content, "nobody knows whose it is"
 
 
 def test_silent_clients_are_no_others(aggregate):

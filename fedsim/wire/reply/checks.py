@@ -212,12 +212,17 @@ def _check_train_metrics(metrics: Any, rules: ReplyRules) -> int:
         if name in (TRAIN_LOSS, SKIPPED_STEPS):
             number(name, value, 0.0)
             continue
-        known = len(name) <= LONGEST_NAME and METRIC_NAME.fullmatch(name) and ".." not in name
-        if not known or not any(name.startswith(f"{defense}_") for defense in rules.defenses):
+        if not is_measurement(name, rules):
             raise MalformedReply(f"no client reports a metric {shown(name)}")
         if value != math.inf:  # the ε of an accountant without noise
             number(f"metric {name}", value, -LARGEST)
     return whole(NUM_EXAMPLES, metrics[NUM_EXAMPLES], 1, rules.most_examples)
+
+
+def is_measurement(name: str, rules: ReplyRules) -> bool:
+    """Whether a metric of this name can be of a defense that runs."""
+    known = len(name) <= LONGEST_NAME and METRIC_NAME.fullmatch(name) and ".." not in name
+    return bool(known) and any(name.startswith(f"{defense}_") for defense in rules.defenses)
 
 
 def _check_partition(claimed: object, client: int | None) -> None:

@@ -22,7 +22,7 @@ MALFORMED = "malformed reply"
 """What the reason begins with of an error that stands for a refused reply."""
 
 LATE = "late"
-"""What the reason begins with of an error that stands for a reply that may yet come, past its round's time."""
+"""What the reason begins with of an error in place of a reply that may exist: it is slow, or its node has gone."""
 
 Values = np.ndarray[Any, np.dtype[Any]]
 
@@ -79,7 +79,7 @@ def values_like(name: str, array: Array, model: Array) -> Values:
         said = array.dtype if inside is None else str(inside.dtype)
         raise MalformedReply(f"tensor {name} is of {shown(said)}, the model's of {dtype}")
     sides = tuple(array.shape) if inside is None else inside.shape
-    if sides != shape:
+    if sides != shape or bool in map(type, sides):  # NumPy takes no `True` for a side of 1
         raise MalformedReply(
             f"tensor {name} has the shape {_shown_shape(sides)}, the model's has {_shown_shape(shape)}"
         )

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from fedsim.bounds.privacy import is_budget
 from fedsim.wire.reply.values import shown
 
 Names = tuple[str, ...]
@@ -13,10 +14,15 @@ def usual_names(names: Iterable[Names], fullest: bool) -> Names:
 
     Args:
         fullest: of several sets with as many votes the one with the most names, else that with the fewest. Who leaves
-            a tensor out lacks something, who reports a metric that others do not has added it.
+            a tensor out lacks something, who reports a metric that others do not has added it; but who reports no
+            privacy budget where others do lacks their defense.
     """
     votes = Counter(one for one in names if one)
-    return max(votes, key=lambda one: (votes[one], len(one) if fullest else -len(one), one), default=())
+
+    def believed(one: Names) -> tuple[int, bool, int, Names]:
+        return votes[one], not fullest and any(map(is_budget, one)), len(one) if fullest else -len(one), one
+
+    return max(votes, key=believed, default=())
 
 
 def unlike(what: str, own: Names, usual: Names) -> str:

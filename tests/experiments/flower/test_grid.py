@@ -1,13 +1,17 @@
 """Partition ids in place of random node ids, replies in order, and everybody named who does not answer."""
 
-import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
+import math
 
-from experiments.flower.grid import NumberedGrid
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from httpx import ConnectTimeout
+
+from experiments.flower.grid import UNAVAILABLE, NumberedGrid
 from experiments.flower.settings import INTRODUCTION
 from fedsim.errors import RunError
 from fedsim.simulation import node_id_of, partition_of
+from server.privacy_budget import PrivacyBudget
 from tests.experiments.flower.scrambled_grid import ScrambledGrid
 
 
@@ -73,6 +77,93 @@ def test_a_client_that_does_not_answer_in_time_is_named(app):
     assert [reply.metadata.src_node_id for reply in replies] == nodes
     assert [reply.has_error() for reply in replies] == [False, True, False]
     assert replies[1].error.reason == "late: no reply within 0.3 s"
+
+
+@pytest.mark.parametrize("code", UNAVAILABLE)
+def test_what_the_superlink_may_hold_of_a_client_counts_as_late(app, code):
+    grid, inner = make(app, 0, 1)
+    nodes, answer = list(grid.get_node_ids()), inner._answer
+
+    def answering(dst, message):
+        if inner.present[dst]["says"] == 0:
+            return answer(dst, message)
+        return Message(Error(code, "Error: Node Unavailable"), reply_to=message)
+
+    inner._answer = answering
+    _, reply = grid.send_and_receive(instructions(nodes), timeout=5)
+    assert (reply.metadata.src_node_id, reply.error.code) == (nodes[1], code)
+    assert reply.error.reason == "late: Error: Node Unavailable"
+    budget = PrivacyBudget()
+    budget.load_state_dict(budget.state_dict() | {"largest": {"dp_sgd_epsilon": 2.0}})
+    budget.hear(2, [reply])
+    assert dict(budget.put_into(None)) == {"dp_sgd_epsilon": math.inf}
+
+
+def torn(inner, says):
+    """Replies of this node cannot be unpacked, nor what is pulled together with one; gives the node."""
+    node = next(node for node, config in inner.present.items() if config["says"] == says)
+    answer, pull, names = inner._answer, inner.pull_messages, set()
+
+    def answering(dst, message):
+        if dst == node:
+            names.add(message.metadata.message_id)
+        return answer(dst, message)
+
+    def pulling(message_ids):
+        replies = list(pull(message_ids))
+        if names.intersection(reply.metadata.reply_to_message_id for reply in replies):
+            raise TypeError("Array arguments are no shape")
+        return replies
+
+    inner._answer, inner.pull_messages = answering, pulling
+    return node
+
+
+def test_a_reply_that_cannot_be_unpacked_is_its_clients_failure(app):
+    grid, inner = make(app, 0, 1, 2)
+    nodes = list(grid.get_node_ids())
+    torn(inner, 1)
+    replies = list(grid.send_and_receive(instructions(nodes), timeout=5))
+    assert [reply.metadata.src_node_id for reply in replies] == nodes
+    assert [said(reply) for reply in replies if not reply.has_error()] == [0, 2]
+    assert replies[1].error.reason == "malformed reply: it cannot be unpacked (TypeError)"
+
+
+def test_who_cannot_introduce_itself_does_not_take_part(app):
+    grid, inner = make(app, 0, 1, 2, num_clients=2)
+    node = torn(inner, 2)
+    assert [partition_of(one) for one in grid.get_node_ids()] == [0, 1]
+    assert grid.refusals == [f"SuperNode {node}: it cannot be unpacked (TypeError)"]
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("refused"), ConnectTimeout("10 s")], ids=lambda one: type(one).__name__
+)
+def test_a_superlink_that_cannot_be_reached_is_no_clients_failure(app, error):
+    grid, inner = make(app, 0)
+    nodes = list(grid.get_node_ids())
+
+    def pull(message_ids):
+        raise error
+
+    inner.pull_messages = pull
+    with pytest.raises(type(error)):
+        grid.send_and_receive(instructions(nodes), timeout=5)
+
+
+def test_a_reply_is_to_what_was_asked_whatever_it_says(app):
+    grid, inner = make(app, 0, 1)
+    nodes, answer = list(grid.get_node_ids()), inner._answer
+
+    def answering(dst, message):
+        reply = answer(dst, message)
+        if inner.present[dst]["says"] == 1:
+            reply.metadata.__dict__["_reply_to_message_id"] = "another"
+        return reply
+
+    inner._answer = answering
+    replies = list(grid.send_and_receive(instructions(nodes), timeout=5))
+    assert [(one.metadata.src_node_id, said(one)) for one in replies] == [(nodes[0], 0), (nodes[1], 1)]
 
 
 def test_a_supernode_started_anew_takes_over_once_the_old_one_is_gone(app):

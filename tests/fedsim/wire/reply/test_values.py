@@ -1,9 +1,11 @@
 """Foreign numbers and text are read as what they must be, or refused in one harmless line."""
 
+import numpy as np
 import pytest
+from flwr.app import Array
 from torch import nn
 
-from fedsim.wire.reply.values import MalformedReply, number, parsed, shown, whole
+from fedsim.wire.reply.values import MalformedReply, number, parsed, shown, values_like, whole
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,12 @@ def test_json_is_an_object(text):
     assert parsed("withheld", '{"a": 1}') == {"a": 1}
     with pytest.raises(MalformedReply, match=r"^withheld is "):
         parsed("withheld", text)
+
+
+def test_a_side_is_a_number_and_no_truth_value():
+    """NumPy makes no array of it, though it equals the model's."""
+    model = Array(np.ones((1, 2), dtype=np.float32))
+    assert values_like("t", model, model).tolist() == [1.0, 1.0]
+    forged = Array(model.dtype, (True, 2), model.stype, model.data)
+    with pytest.raises(MalformedReply, match=r"^tensor t has the shape \(True, 2\), the model's has \(1, 2\)$"):
+        values_like("t", forged, model)

@@ -3,6 +3,7 @@
 from fedsim.wire.reply.votes import usual_names
 
 FEW, MANY = ("loss",), ("a", "loss")
+SPENT = ("a", "a_epsilon", "loss")
 
 
 def test_most_votes_win():
@@ -17,3 +18,10 @@ def test_a_tie_is_for_the_fullest_or_for_the_fewest():
     """Of two clients one that adds a metric must not throw the other out; nor one that leaves a tensor out."""
     assert usual_names([MANY, FEW], fullest=True) == MANY
     assert usual_names([MANY, FEW], fullest=False) == FEW
+
+
+def test_in_a_tie_who_counts_what_it_spends_is_believed():
+    """Of two clients one without the run's defense must not throw the defended one out."""
+    assert usual_names([FEW, SPENT], fullest=False) == SPENT
+    assert usual_names([SPENT, (*SPENT, "more")], fullest=False) == SPENT
+    assert usual_names([FEW, FEW, SPENT], fullest=False) == FEW
