@@ -117,7 +117,8 @@ class Screening:
     ) -> list[Reply]:
         """Rejects replies whose names are not those of most clients; one without any, of a silent client, may stay."""
         names: list[Names] = [() if one.sent is None else tuple(sorted(names_of(one.sent))) for one in replies]
-        usual = usual_names(names, fullest=what == "tensors")
+        counting = () if self._rules is None else self._rules.counting
+        usual = usual_names(names, what == "tensors", counting)
         return [
             self._rejected(reply.message, unlike(what, own, usual)) if own and own != usual else reply
             for reply, own in zip(replies, names, strict=True)

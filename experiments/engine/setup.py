@@ -119,6 +119,7 @@ class Setup:
         """
         config = self.config
         known: dict[str, Any] = {"defenses": tuple(config.defense), "image_shape": self.image_shape}
+        known["counting"] = self._counting
         if simulated:
             known["batch_size"] = config.client.batch_size
             sizes = self.data.partition_sizes()
@@ -131,14 +132,19 @@ class Setup:
         """Raises ConfigError: a client of these partitions would take more local steps than a reply may name."""
         check_steps(self.config.client, max(self.data.partition_sizes()[: self.run_config.num_clients]))
 
+    @property
+    def _counting(self) -> tuple[str, ...]:
+        """Defenses that report a privacy budget."""
+        defenses = self.defenses.defenses.items()
+        return tuple(name for name, one in defenses if type(one).gaussian_dp is not Defense.gaussian_dp)
+
     def holders(self, simulated: bool) -> int | None:
         """Of the image that most clients hold, how many do; None where nobody asks, or clients have their own images.
 
         Args:
             simulated: clients have the partitions of this process.
         """
-        private = any(type(one).gaussian_dp is not Defense.gaussian_dp for one in self.defenses.wrappers)
-        if not private or not simulated:
+        if not self._counting or not simulated:
             return None
         say_doing("comparing the clients' images with each other, which a theorem asks for")
         try:

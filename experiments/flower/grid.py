@@ -121,15 +121,17 @@ class NumberedGrid(Grid):
                 self._answer(replies, message, "the SuperLink did not take the message")
         start = time.monotonic()
         while missing := accepted - set(replies):
-            before = time.monotonic()
+            spent = 0.0
             for name in missing:
+                before = time.monotonic()
                 if (reply := self._look(named[name])) is not None:
                     self._take(replies, name, reply)
+                    spent += time.monotonic() - before
             left = math.inf if timeout is None else start + timeout - time.monotonic()
             if left <= 0:
                 break
             if missing - set(replies):
-                time.sleep(min(left, max(SECONDS_BETWEEN_LOOKS, LOOKS_A_PAUSE * (time.monotonic() - before))))
+                time.sleep(min(left, max(SECONDS_BETWEEN_LOOKS, LOOKS_A_PAUSE * spent)))
         for name, message in named.items():
             if name not in replies:
                 self._answer(replies, message, f"{LATE}: no reply within {timeout:g} s")
@@ -187,7 +189,7 @@ class NumberedGrid(Grid):
         """
         try:
             return next(iter(self._inner.pull_messages([name])), None)
-        except (OSError, HTTPError):  # of the connection to the SuperLink, and of no reply
+        except (OSError, HTTPError, MemoryError):  # of this machine, or of the way to the SuperLink
             raise
         except Exception as error:
             raise MalformedReply(f"it cannot be unpacked ({type(error).__name__})") from error

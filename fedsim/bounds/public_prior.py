@@ -126,8 +126,8 @@ def _mirrors(images: Float[Tensor, "batch c h w"], seen: Float[Tensor, "batch c 
         if bool(same.any()):
             found.append(torch.cat([kind, same.double().mean()[None]]))
         left &= ~same
-    mirrored = any(bool(one[:2].any()) for one in found)
-    return torch.stack(found) if mirrored and not bool(left.any()) else None
+    several = len(found) > 1 or (len(images) >= COUNTS_AS and any(bool(one[:2].any()) for one in found))
+    return torch.stack(found) if several and not bool(left.any()) else None
 
 
 def _mirrored(images: Float[Tensor, "batch c h w"], kind: Float[Tensor, " entries"]) -> Float[Tensor, "batch c h w"]:

@@ -131,7 +131,8 @@ class Fold:
         names_in: Callable[[Key], Names],
     ) -> list[Message]:
         names = [() if reply.has_error() else names_of(reply.content) for reply in replies]
-        usual = usual_names(names, fullest=what == "tensors")
+        counting = () if self._rules is None else self._rules.counting
+        usual = usual_names(names, what == "tensors", counting)
         by_key = self._total.by_key
         self._total.by_key = {key: total for key, total in by_key.items() if names_in(key) == usual}
         return [

@@ -51,7 +51,7 @@ def make_net():
 @cache
 def make_rules(kind):
     known = {"defenses": DEFENSES, "batch_size": PICTURES, "image_shape": (3, SIDE, SIDE), "most_examples": 1000}
-    return ReplyRules.of(make_net(), kind, **known)
+    return ReplyRules.of(make_net(), kind, counting=("local_dp",), **known)
 
 
 def start():

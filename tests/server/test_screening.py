@@ -155,6 +155,23 @@ def test_of_two_the_one_without_the_defense_is_left_out(aggregate, same_bits):
     assert metrics["local_dp_epsilon"] == np.inf, "of what the other spent nothing is known"
 
 
+def test_of_two_one_that_counts_a_budget_which_the_run_does_not_is_left_out(aggregate):
+    contents = {client: honest("delta", client) for client in range(2)}
+    contents[1][METRICS]["fixed_pe_epsilon"] = 1.0
+    _, metrics, failures = aggregate("delta", contents)
+    assert list(failures) == [1]
+    assert "fixed_pe_epsilon" not in metrics
+
+
+def test_of_three_two_without_the_defense_make_a_model_of_which_no_budget_is_told(aggregate):
+    contents = {client: honest("delta", client) for client in range(3)}
+    for client in range(2):
+        _without_metric(contents[client])
+    _, metrics, failures = aggregate("delta", contents)
+    assert list(failures) == [2]
+    assert metrics["local_dp_epsilon"] == np.inf
+
+
 def test_of_refused_replies_alone_what_their_defenses_spent_is_told(aggregate):
     contents = {client: spoilt("delta", client) for client in range(2)}
     contents[1][METRICS].update({"local_dp_epsilon": 3.0, "<b>_epsilon": 9.0})

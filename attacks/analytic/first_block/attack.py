@@ -11,7 +11,8 @@ from attacks.analytic.first_block.block import PlainBlock, gradients, plain_bloc
 from attacks.analytic.first_block.completion import SEEDS, Attention
 from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.residual import HiddenSystem
-from attacks.analytic.first_block.search import Solutions, find_solutions
+from attacks.analytic.first_block.search import find_solutions
+from attacks.analytic.first_block.solutions import Solutions
 from attacks.analytic.first_block.subspaces import AffineSet, AffineTokens, TokenFit, affine_patches, affine_tokens
 from attacks.analytic.linear.patches import PatchPixels, patchify, unpatchify
 from attacks.analytic.linear.pixel_grid import whole_levels
@@ -89,11 +90,12 @@ class FirstBlock(Attack):
             rng,
             partial(_possible, problem, pixels_of(observation, problem.norm.patch_weight)),
             _attention(problem).missing,
+            self.session,
         )
         patches, outputs = problem.tokens.split(found.alike())
         embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
-        known = found.x.isfinite().all(dim=2)
-        order, attention_error = group(embedded, outputs, problem.block.attend, SEEDS, known if known.any() else None)
+        known = found.known if bool(found.counts.any()) else None
+        order, attention_error = group(embedded, outputs, problem.block.attend, SEEDS, known)
         patches = patches.gather(1, order[..., None].expand_as(patches)).transpose(0, 1)
         images, rounded = self._pictures(observation, patches)
         forward = _forward_residuals(problem, patches)

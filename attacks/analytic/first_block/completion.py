@@ -10,6 +10,7 @@ from torch import Tensor
 from attacks.analytic.first_block.block import PlainBlock
 from attacks.analytic.first_block.grouping import group
 from attacks.analytic.first_block.levenberg_marquardt import Squares, minimise
+from attacks.analytic.first_block.solutions import Solutions
 from attacks.analytic.first_block.subspaces import AffineTokens
 from attacks.forward_mode import jacobian
 
@@ -35,16 +36,13 @@ class Attention:
     embed: Callable[[Float[Tensor, "rows pixels"], Int[Tensor, " rows"]], Float[Tensor, "rows width"]]
     block: PlainBlock
 
-    def missing(
-        self, x: Float[Tensor, "tokens batch free"], size: float, rng: torch.Generator
-    ) -> Float[Tensor, "tokens free"]:
+    def missing(self, solutions: Solutions, size: float, rng: torch.Generator) -> Float[Tensor, "tokens free"]:
         """For each position an x that completes an image of which few tokens are missing; inf where there is none.
 
         Args:
-            x: solutions, inf for missing ones.
             size: typical ‖x‖.
         """
-        known = x.isfinite().all(dim=2)
+        x, known = solutions.x, solutions.known
         rows = torch.arange(len(known), device=x.device)
         patches, outputs = self.tokens.split(torch.where(known[..., None], x, 0.0))
         z = torch.stack([self.embed(part, rows) for part in patches.unbind(dim=1)], dim=1)

@@ -22,17 +22,21 @@ def group(
     """order[n, b]: which solution of position n is picture b's; and the relative error of the attention under it.
 
     As k-means, with "attend to the group's members" in place of the mean. The start puts to each token of a seed
-    position those with the closest outputs (nearly uniform attention gives all tokens of a picture the same).
+    position, one of which most is known, those with the closest outputs (nearly uniform attention gives all tokens of a
+    picture the same).
 
     Args:
         known: solutions that were found; others are nobody's, and fit as well in one picture as in another.
     """
-    count = len(tokens)
     known = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if known is None else known
     best: tuple[Int[Tensor, "tokens batch"], float] | None = None
-    for seed in torch.linspace(0, count - 1, min(seeds, count)).long().tolist():
+    found = known.sum(dim=1)
+    fullest = (found == found.max()).nonzero()[:, 0]
+    for place in torch.linspace(0, len(fullest) - 1, min(seeds, len(fullest))).long():
+        seed = fullest[place]
         apart = (outputs[:, :, None] - outputs[seed]).square().sum(dim=3)
-        order = _assign(torch.where(known[:, :, None] & known[seed], apart, 0.0))
+        typical = apart[known[:, :, None] & known[seed]].mean()  # of what the seed lacks
+        order = _assign(torch.where(known[:, :, None], torch.where(known[seed], apart, typical), 0.0))
         for _ in range(ROUNDS):
             costs = _costs(tokens, outputs, attend, order, known)
             changed = _assign(costs)

@@ -1,15 +1,18 @@
 """All solutions of every position: starts, deflation, and which of what was found are solutions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attacks.analytic.first_block.levenberg_marquardt import Squares, deflated, minimise
 from attacks.analytic.first_block.residual import HiddenSystem
+from attacks.analytic.first_block.solutions import Solutions
 from attacks.analytic.first_block.subspaces import AffineSet
+from attacks.session import Session
 
 RIDGE = 0.1
 """Of the largest singular value: which directions of the outputs a start follows. Nearly uniform attention gives the
@@ -19,46 +22,22 @@ JITTER = 0.5
 """Standard deviation of later starts, in typical ‖x‖."""
 
 STRICTER = (0.03, 0.2, 1.0)
-"""Of the tolerance, for the first quarter of the starts, the second, all others: where noise makes it wide, another
-solution may come before the true one."""
+"""Of the tolerance, for the first quarter of the starts at most, the second, all others: where noise makes it wide,
+another solution may come before the true one."""
 
-FRUITLESS = (20, 20, 60)
+FRUITLESS = (10, 10, 60)
 """Starts one after the other that find nothing by each of `STRICTER`: then the next holds, or the search ends."""
 
 AGAIN = 5
 """Starts after which the missing tokens of an image are tried for again where nothing was found in between."""
 
+SAVE_EVERY = 10
+"""Starts."""
+
+SAVED = ("x", "residual", "counts", "nearly", "nearly_residual")
+
 DISTINCT = 0.01
 """Solutions closer than this share of the typical ‖x‖ are one."""
-
-
-@dataclass
-class Solutions:
-    """Up to B solutions of each position; missing ones are inf.
-
-    Attributes:
-        residual: relative, ‖r‖/‖activations‖.
-        nearly, nearly_residual: of each position, the best that was no solution; inf where there is none.
-    """
-
-    x: Float[Tensor, "tokens batch free"]
-    residual: Float[Tensor, "tokens batch"]
-    counts: Int[Tensor, " tokens"]
-    nearly: Float[Tensor, "tokens free"]
-    nearly_residual: Float[Tensor, " tokens"]
-    trace: list[dict[str, float]] = field(default_factory=list)
-
-    def alike(self) -> Float[Tensor, "tokens batch free"]:
-        """x; for a missing one another of its position (images may be alike there), else `nearly`, else the base."""
-        last = (self.counts - 1).clamp(min=0)[:, None]
-        index = torch.minimum(torch.arange(self.x.shape[1], device=self.x.device), last)
-        x = self.x.gather(1, index[..., None].expand_as(self.x))
-        x = torch.where((self.counts > 0)[:, None, None], x, self.nearly[:, None])
-        return torch.where(x.isfinite(), x, 0.0)
-
-    @property
-    def complete(self) -> bool:
-        return bool((self.counts == self.x.shape[1]).all())
 
 
 def find_solutions(
@@ -70,7 +49,8 @@ def find_solutions(
     steps: int,
     rng: torch.Generator,
     possible: Callable[[Float[Tensor, "rows free"], Tensor], Bool[Tensor, " rows"]],
-    missing: Callable[[Float[Tensor, "tokens batch free"], float, torch.Generator], Float[Tensor, "tokens free"]],
+    missing: Callable[[Solutions, float, torch.Generator], Float[Tensor, "tokens free"]],
+    session: Session,
 ) -> Solutions:
     """Search each position until it has `batch` solutions, or `starts` are spent; the first start is the base itself.
 
@@ -83,18 +63,13 @@ def find_solutions(
         possible: whether x at those positions can be an image's; where noise makes the tolerance wide, much else fits.
         missing: an x that completes an image at a position, from all that was found and its typical size; inf where
             nothing does.
+        session: where the search goes on after a kill.
     """
     base = system.tokens.base
     free = system.tokens.directions.shape[1]
-    found = Solutions(
-        torch.full((len(base), batch, free), torch.inf, dtype=base.dtype, device=base.device),
-        torch.full((len(base), batch), torch.inf, dtype=base.dtype, device=base.device),
-        torch.zeros(len(base), dtype=torch.long, device=base.device),
-        torch.full((len(base), free), torch.inf, dtype=base.dtype, device=base.device),
-        torch.full((len(base),), torch.inf, dtype=base.dtype, device=base.device),
-    )
-    level = idle = 0
-    for start in range(starts if free else 1):  # without unknowns the base is all there is
+    found = Solutions.none(base, batch, free)
+    first, level, idle = _gone_on(session, system, found, tolerance, rng)
+    for start in range(first, starts if free else 1):  # without unknowns the base is all there is
         rows = (found.counts < batch).nonzero()[:, 0]
         if idle >= FRUITLESS[level]:
             level, idle = level + 1, 0
@@ -109,23 +84,51 @@ def find_solutions(
             x = drawn * (spread / free**0.5)
         else:
             x = _towards_others(found, outputs, rows, rng) + drawn * (JITTER * spread / free**0.5)
-        about = (spread, STRICTER[level] * tolerance, steps, start, possible)
+        about = (spread, STRICTER[level] * tolerance, steps, possible)
         grown = _search(system, found, rows, x, *about)
-        while bool(found.counts.any()) and not found.complete and (grown or start % AGAIN == 0):
-            told = missing(found.x, _spread(found) / 2.0, rng)
+        while free and bool(found.counts.any()) and not found.complete and (grown or start % AGAIN == 0):
+            told = missing(found, _spread(found) / 2.0, rng)
             rows = told.isfinite().all(dim=1).nonzero()[:, 0]
             if not len(rows) or not _search(system, found, rows, told[rows], *about):
                 break
             grown = True
         idle = 0 if grown else idle + 1
+        session.progress(start + 1, starts, {"tokens found": float(found.counts.sum())})
+        if (start + 1) % SAVE_EVERY == 0:
+            tensors = {name: getattr(found, name) for name in SAVED} | {"rng": rng.get_state()}
+            session.save(tensors, {"place": [start + 1, level, idle], "trace": found.trace})
     return found
+
+
+def _gone_on(
+    session: Session, system: HiddenSystem, found: Solutions, tolerance: float, rng: torch.Generator
+) -> tuple[int, int, int]:
+    """The start, the level and how many starts found nothing, from where a search that was killed goes on.
+
+    From the first start where what it had saved are no solutions: another machine has other coordinates x.
+    """
+    saved = session.load()
+    if saved is None:
+        return 0, 0, 0
+    tensors, record = saved
+    own: dict[str, Any] = {name: tensors[name].to(found.x.device) for name in SAVED}
+    kept = replace(found, **own)
+    rows, slots = kept.known.nonzero(as_tuple=True)
+    at = system.at(rows, kept.x[rows, slots])
+    if not bool((at.values.norm(dim=1) <= 2.0 * tolerance * at.size).all()):
+        return 0, 0, 0
+    for name, value in (own | {"trace": record["trace"]}).items():
+        setattr(found, name, value)
+    rng.set_state(tensors["rng"])
+    first, level, idle = record["place"]
+    return first, level, idle
 
 
 def _towards_others(
     found: Solutions, outputs: AffineSet, rows: Tensor, rng: torch.Generator
 ) -> Float[Tensor, "rows free"]:
     """Ridge solutions of o_n(x) = the output of a solution of some position, drawn as k-means++ draws its centres."""
-    known = found.x.isfinite().all(dim=2)
+    known = found.known
     values = outputs.base[:, None] + torch.where(known[..., None], found.x, 0.0) @ outputs.directions.T
     pool = values[known]
     away = torch.cdist(values[rows].flatten(0, 1), pool).square().unflatten(0, values[rows].shape[:2])
@@ -146,7 +149,6 @@ def _search(
     spread: float,
     tolerance: float,
     steps: int,
-    start: int,
     possible: Callable[[Float[Tensor, "rows free"], Tensor], Bool[Tensor, " rows"]],
 ) -> bool:
     """One start of the positions `rows`; what it finds goes into `found`, if anything."""
@@ -156,11 +158,12 @@ def _search(
 
     x, way = minimise(evaluate, x, steps)
     x, _ = minimise(lambda x: _normal(system, rows, x), x, 3)  # the deflated cost stops short of rounding level
-    for step, row in enumerate(way):
-        found.trace.append({"step": float(start * steps + step), "residual": row.cost, "damping": row.damping})
+    for row in way:
+        found.trace.append({"step": float(len(found.trace)), "residual": row.cost, "damping": row.damping})
     at = system.at(rows, x)
     relative = at.values.norm(dim=1) / at.size
-    nearest = (x[:, None] - found.x[rows]).norm(dim=2).nan_to_num(nan=torch.inf).amin(dim=1)
+    away = (x[:, None] - found.x[rows]).norm(dim=2)
+    nearest = torch.where(found.known[rows], away, torch.inf).amin(dim=1)
     other = (nearest > DISTINCT * spread) & possible(x, rows)
     new = (relative < tolerance) & other
     nearer = other & ~new & (relative < found.nearly_residual[rows])
@@ -179,6 +182,5 @@ def _normal(system: HiddenSystem, rows: Tensor, x: Float[Tensor, "rows free"]) -
 
 def _spread(found: Solutions) -> float:
     """Typical ‖x‖ of solutions: twice their median; before the first, that of the tokens is unknown and 1 serves."""
-    sizes = found.x.norm(dim=2)
-    sizes = sizes[sizes.isfinite()]
+    sizes = found.x[found.known].norm(dim=1)
     return 2.0 * float(sizes.median()) if len(sizes) else 1.0

@@ -21,7 +21,7 @@ MOST_PIXELS = 4_096
 UNSEEN = 1e-8
 """Change of what is shared that is rounding, of that along what the model reads."""
 LEAST = 1e-10
-"""What a channel reads beyond the others before it, of the most that one does: less is rounding."""
+"""What a direction is read by, of the most that one is: less is rounding."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ReadDirections:
         if roles.patch_weight in problem.target:
             return None
         weight = observation.global_state[roles.patch_weight].to(device, torch.float64)
-        if weight.ndim != 4 or not _tiled(shape, weight.shape) or weight[0].numel() < len(weight):
+        if weight.ndim != 4 or len(weight) < 2 or not _tiled(shape, weight.shape) or weight[0].numel() < len(weight):
             return None
         if not fit(shape[0] * pixels // weight[0].numel() * (len(weight) - 1)):
             return None
@@ -119,8 +119,14 @@ def _tiled(shape: tuple[int, ...], kernel: torch.Size) -> bool:
 
 
 def _orthonormal(columns: Float[Tensor, "pixels reads"]) -> Float[Tensor, "pixels read"]:
-    """A basis of what the columns span, the same on every machine but for rounding: a search may go on elsewhere."""
+    """A basis of what the columns span, the same on every machine but for rounding: a search may go on elsewhere.
+
+    Not where columns depend on one another.
+    """
     Q, R = torch.linalg.qr(columns)
     own = R.diagonal()
-    basis: Tensor = (Q * own.sign())[:, own.abs() > LEAST * own.abs().max()]
+    basis: Tensor = Q * own.sign()
+    if not bool((own.abs() > LEAST * own.abs().max()).all()):
+        left, values, _ = torch.linalg.svd(columns, full_matrices=False)
+        basis = left[:, values > LEAST * values[0]]
     return basis

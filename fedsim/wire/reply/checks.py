@@ -72,6 +72,7 @@ class ReplyRules:
         trained: parameters that travel unless a defense withholds them.
         buffers: floating-point buffers that travel beside them.
         defenses: names of those that run: they alone withhold tensors and add metrics.
+        counting: those of them that report a privacy budget.
         batch_size: pictures of a local step, at most; None: not known.
         image_shape: (channels, height, width) of the pictures in an audit record; None: there are no audit records.
         most_examples: that a client may claim, and its weight in the mean with them.
@@ -82,6 +83,7 @@ class ReplyRules:
     trained: frozenset[str]
     buffers: frozenset[str] = frozenset()
     defenses: tuple[str, ...] = ()
+    counting: tuple[str, ...] = ()
     batch_size: int | None = None
     image_shape: tuple[int, int, int] | None = None
     most_examples: int = MOST_EXAMPLES

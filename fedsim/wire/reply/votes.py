@@ -9,18 +9,21 @@ from fedsim.wire.reply.values import shown
 Names = tuple[str, ...]
 
 
-def usual_names(names: Iterable[Names], fullest: bool) -> Names:
+def usual_names(names: Iterable[Names], fullest: bool, counting: Iterable[str] = ()) -> Names:
     """What most replies have; one without names, an error or a silent client, has no vote.
 
     Args:
         fullest: of several sets with as many votes the one with the most names, else that with the fewest. Who leaves
-            a tensor out lacks something, who reports a metric that others do not has added it; but who reports no
-            privacy budget where others do lacks their defense.
+            a tensor out lacks something, who reports a metric that others do not has added it.
+        counting: defenses that report a privacy budget: who reports less of theirs than others lacks a defense.
     """
     votes = Counter(one for one in names if one)
 
-    def believed(one: Names) -> tuple[int, bool, int, Names]:
-        return votes[one], not fullest and any(map(is_budget, one)), len(one) if fullest else -len(one), one
+    def budgets(one: Names) -> int:
+        return sum(any(is_budget(name) and name.startswith(f"{defense}_") for name in one) for defense in counting)
+
+    def believed(one: Names) -> tuple[int, int, int, Names]:
+        return votes[one], budgets(one), len(one) if fullest else -len(one), one
 
     return max(votes, key=believed, default=())
 

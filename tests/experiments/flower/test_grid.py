@@ -137,7 +137,7 @@ def test_who_cannot_introduce_itself_does_not_take_part(app):
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionError("refused"), ConnectTimeout("10 s")], ids=lambda one: type(one).__name__
+    "error", [ConnectionError("refused"), ConnectTimeout("10 s"), MemoryError()], ids=lambda one: type(one).__name__
 )
 def test_a_superlink_that_cannot_be_reached_is_no_clients_failure(app, error):
     grid, inner = make(app, 0)

@@ -10,7 +10,7 @@ import torch
 from attacks.analytic.first_block import FirstBlock
 from attacks.analytic.first_block.attack import _possible, _problem
 from attacks.analytic.first_block.levenberg_marquardt import Squares, deflated
-from attacks.analytic.first_block.search import Solutions
+from attacks.analytic.first_block.solutions import Solutions
 from attacks.analytic.linear.patches import patchify
 from attacks.analytic.patch_gradient import pixels_of
 from attacks.base import Reconstruction
@@ -44,6 +44,8 @@ def test_one_picture_leaves_nothing_to_search(tools: ModuleType, cpu: torch.devi
     result = FirstBlock()(alone, torch.Generator().manual_seed(0), cpu)
     assert result.images is not None
     assert tools.psnr(result.images[0], tools.photographs(32)[0]) > 80.0
+    assert result.certificate.certified, result.certificate
+    assert result.certificate.values["tokens_found"] == 1.0
 
 
 @pytest.mark.parametrize(("count", "drawn"), [(1, False), (2, True)])

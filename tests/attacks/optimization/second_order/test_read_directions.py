@@ -159,4 +159,14 @@ def test_what_is_read_alike_keeps_its_basis_where_the_machine_rounds_otherwise()
     rounded = columns + 1e-14 * torch.randn(40, 10, generator=rng, dtype=torch.float64)
     torch.testing.assert_close(_orthonormal(rounded), _orthonormal(columns), rtol=0.0, atol=1e-12)
     torch.testing.assert_close(_orthonormal(columns), columns, rtol=0.0, atol=1e-12)
-    assert _orthonormal(torch.cat([columns, columns[:, :1]], dim=1)).shape == (40, 10)
+    twice = _orthonormal(torch.cat([columns[:, :1], columns], dim=1))
+    assert twice.shape == (40, 10)
+    torch.testing.assert_close(twice @ twice.T, columns @ columns.T, rtol=0.0, atol=1e-12)
+
+
+def test_channels_that_read_nothing_are_left_out(vit, images, cpu):
+    with torch.no_grad():
+        vit.patch_embed.proj.weight[[2, 5]] = 0.0
+    read = read_of(problem_of(fedsim.observe(vit, images[:1], torch.tensor([3]), finetune="lora"), cpu), cpu)
+    assert read is not None
+    assert read.count == TOKENS * (WIDTH - 2)

@@ -22,6 +22,12 @@ def test_a_tie_is_for_the_fullest_or_for_the_fewest():
 
 def test_in_a_tie_who_counts_what_it_spends_is_believed():
     """Of two clients one without the run's defense must not throw the defended one out."""
-    assert usual_names([FEW, SPENT], fullest=False) == SPENT
-    assert usual_names([SPENT, (*SPENT, "more")], fullest=False) == SPENT
-    assert usual_names([FEW, FEW, SPENT], fullest=False) == FEW
+    assert usual_names([FEW, SPENT], fullest=False, counting=["a"]) == SPENT
+    assert usual_names([SPENT, (*SPENT, "more")], fullest=False, counting=["a"]) == SPENT
+    assert usual_names([FEW, FEW, SPENT], fullest=False, counting=["a"]) == FEW
+    assert usual_names([SPENT, ("b_epsilon", *SPENT)], fullest=False, counting=["a", "b"]) == ("b_epsilon", *SPENT)
+
+
+def test_a_budget_of_a_defense_that_counts_none_is_one_metric_more():
+    assert usual_names([FEW, SPENT], fullest=False, counting=["b"]) == FEW
+    assert usual_names([FEW, SPENT], fullest=False) == FEW
