@@ -33,7 +33,7 @@ class PrivacyBudget:
 
     A reply that the server refuses has reached it: what it says that its client has spent counts, under names that
     other clients report, if any does. One that says nothing of them may have spent anything: they are ∞ from then on.
-    So they are where a refused reply names one and none that was taken does.
+    So they are where replies were taken that leave one out.
 
     The reply of a client that misses its round's time, or whose node goes before it is fetched, may be at the SuperLink
     all the same: every ε is ∞ until that client reports again what it has spent, if it ever does.
@@ -85,7 +85,8 @@ class PrivacyBudget:
             if any(map(is_budget, told)) and self._largest.keys() <= told.keys():
                 silent -= 1
                 self._refused = largest_budgets([self._refused, told])
-        uncounted = bool(heard) and bool(self._refused) and not self._largest
+        named = self._largest.keys() or self._refused.keys()
+        uncounted = any(not named <= report.keys() for report in reports)
         self._unknown = self._unknown or uncounted or silent > 0
 
     def put_into(self, metrics: MetricRecord | None) -> MetricRecord | None:

@@ -8,6 +8,7 @@ from logging import getLogger
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
+from fedsim.bounds.privacy import is_budget
 from fedsim.wire.contents import metric_records
 from fedsim.wire.records import METRICS, UPDATE, Contribution
 from fedsim.wire.reply.checks import ReplyRules, check_evaluate_reply, is_measurement, read_train_reply
@@ -133,7 +134,7 @@ class Screening:
         """Whose it is says the Grid alone: a reply that is refused may claim to come from another."""
         metrics, kept = metric_records(reply.content).get(METRICS), RecordDict()
         if metrics is not None and (rules := self._rules) is not None:
-            kept[METRICS] = MetricRecord({n: value for n, value in metrics.items() if is_measurement(n, rules)})
+            kept[METRICS] = MetricRecord({n: value for n, value in metrics.items() if _counts(n, rules)})
         if self._client_of is not None:
             kept[UPDATE] = ConfigRecord({"partition-id": self._client_of(reply.metadata.src_node_id)})
         return with_content(reply, kept)
@@ -163,3 +164,9 @@ def plain(text: str, most: int = LONGEST_REASON) -> str:
     flat = " ".join(text[: 4 * most].split())
     line = "".join(character if character.isprintable() else "?" for character in flat)
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _counts(name: str, rules: ReplyRules) -> bool:
+    """Whether a metric can be of a defense that runs, and a privacy budget of one that counts it."""
+    by_one = any(name.startswith(f"{defense}_") for defense in rules.counting)
+    return is_measurement(name, rules) and (by_one or not is_budget(name))

@@ -119,7 +119,7 @@ class Setup:
         """
         config = self.config
         known: dict[str, Any] = {"defenses": tuple(config.defense), "image_shape": self.image_shape}
-        known["counting"] = self._counting
+        known["counting"] = tuple(name for name, one in self.defenses.defenses.items() if _may_count(one))
         if simulated:
             known["batch_size"] = config.client.batch_size
             sizes = self.data.partition_sizes()
@@ -132,19 +132,13 @@ class Setup:
         """Raises ConfigError: a client of these partitions would take more local steps than a reply may name."""
         check_steps(self.config.client, max(self.data.partition_sizes()[: self.run_config.num_clients]))
 
-    @property
-    def _counting(self) -> tuple[str, ...]:
-        """Defenses that report a privacy budget."""
-        defenses = self.defenses.defenses.items()
-        return tuple(name for name, one in defenses if type(one).gaussian_dp is not Defense.gaussian_dp)
-
     def holders(self, simulated: bool) -> int | None:
         """Of the image that most clients hold, how many do; None where nobody asks, or clients have their own images.
 
         Args:
             simulated: clients have the partitions of this process.
         """
-        if not self._counting or not simulated:
+        if not simulated or not any(map(_is_gaussian, self.defenses.wrappers)):
             return None
         say_doing("comparing the clients' images with each other, which a theorem asks for")
         try:
@@ -343,3 +337,13 @@ def engine(config: JobConfig, jobs: int, attackers: bool = True, folder: Path | 
     with ray_cluster(None, max(cores(), ceil(cpus)), ceil(gpus), ray.dashboard):
         check_room(config, attackers)
         yield
+
+
+def _is_gaussian(defense: Defense) -> bool:
+    return type(defense).gaussian_dp is not Defense.gaussian_dp
+
+
+def _may_count(defense: Defense) -> bool:
+    """Whether it may report a privacy budget: a plug-in may among its measurements."""
+    own = not type(defense).__module__.startswith("defenses.")
+    return _is_gaussian(defense) or (own and type(defense).measurements is not Defense.measurements)

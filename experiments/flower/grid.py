@@ -23,7 +23,7 @@ logger = getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 1.0
 LOOKS_A_PAUSE = 4.0
-"""A look for replies that took t seconds is followed by a pause of at least this many t."""
+"""Where taking replies took t seconds, a pause of at least this many t follows."""
 
 LONGEST_REASON = 300
 """Characters of what a SuperNode says of its failure; the end of a traceback counts."""

@@ -161,6 +161,20 @@ def test_of_two_one_that_counts_a_budget_which_the_run_does_not_is_left_out(aggr
     _, metrics, failures = aggregate("delta", contents)
     assert list(failures) == [1]
     assert "fixed_pe_epsilon" not in metrics
+    for content in contents.values():
+        _without_metric(content)
+    _, metrics, failures = aggregate("delta", contents)
+    assert (list(failures), metrics.keys() & {"fixed_pe_epsilon"}) == ([1], set())
+
+
+def test_a_budget_that_accepted_clients_no_longer_report_is_not_known_any_more():
+    server = Server("delta", lambda observation, truth: None)
+    server.round([as_reply(honest("delta", client), client) for client in range(3)])
+    contents = [honest("delta", client) for client in range(3)]
+    for content in contents[:2]:
+        _without_metric(content)
+    _, metrics = server.round([as_reply(content, client) for client, content in enumerate(contents)])
+    assert metrics["local_dp_epsilon"] == np.inf
 
 
 def test_of_three_two_without_the_defense_make_a_model_of_which_no_budget_is_told(aggregate):

@@ -32,6 +32,8 @@ def group(
     best: tuple[Int[Tensor, "tokens batch"], float] | None = None
     found = known.sum(dim=1)
     fullest = (found == found.max()).nonzero()[:, 0]
+    if len(fullest) < seeds:
+        fullest = found.argsort(descending=True, stable=True)[:seeds]
     for place in torch.linspace(0, len(fullest) - 1, min(seeds, len(fullest))).long():
         seed = fullest[place]
         apart = (outputs[:, :, None] - outputs[seed]).square().sum(dim=3)

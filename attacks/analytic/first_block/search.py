@@ -73,7 +73,7 @@ def find_solutions(
         rows = (found.counts < batch).nonzero()[:, 0]
         if idle >= FRUITLESS[level]:
             level, idle = level + 1, 0
-        level = max(level, min(4 * start // starts, len(STRICTER) - 1))
+        level = max(level, min(4 * start // starts, len(STRICTER) - 1)) if free else len(STRICTER) - 1
         if not len(rows) or level == len(STRICTER):
             break
         spread = _spread(found)
@@ -113,10 +113,13 @@ def _gone_on(
     tensors, record = saved
     own: dict[str, Any] = {name: tensors[name].to(found.x.device) for name in SAVED}
     kept = replace(found, **own)
-    rows, slots = kept.known.nonzero(as_tuple=True)
-    at = system.at(rows, kept.x[rows, slots])
-    if not bool((at.values.norm(dim=1) <= 2.0 * tolerance * at.size).all()):
+    if any(kept_one.shape != getattr(found, name).shape for name, kept_one in own.items()):
         return 0, 0, 0
+    for slot, known in enumerate(kept.known.T):
+        rows = known.nonzero()[:, 0]
+        at = system.at(rows, kept.x[rows, slot])
+        if not bool((at.values.norm(dim=1) <= 2.0 * tolerance * at.size).all()):
+            return 0, 0, 0
     for name, value in (own | {"trace": record["trace"]}).items():
         setattr(found, name, value)
     rng.set_state(tensors["rng"])

@@ -38,13 +38,14 @@ def test_two_pictures_come_back_exactly(found: Reconstruction, tools: ModuleType
         assert max(tools.psnr(one, picture) for one in found.images) > 80.0
 
 
-def test_one_picture_leaves_nothing_to_search(tools: ModuleType, cpu: torch.device) -> None:
-    spec = tools.tiny(patch_size=8, dtype="float64", kwargs={"depth": 2})
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_one_picture_leaves_nothing_to_search(dtype: str, tools: ModuleType, cpu: torch.device) -> None:
+    spec = tools.tiny(patch_size=8, dtype=dtype, kwargs={"depth": 2})
     alone = tools.observe(spec, tools.photographs(32)[:1], [3])
     result = FirstBlock()(alone, torch.Generator().manual_seed(0), cpu)
     assert result.images is not None
     assert tools.psnr(result.images[0], tools.photographs(32)[0]) > 80.0
-    assert result.certificate.certified, result.certificate
+    assert result.certificate.certified or dtype == "float32", result.certificate
     assert result.certificate.values["tokens_found"] == 1.0
 
 
