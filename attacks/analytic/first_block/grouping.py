@@ -33,7 +33,7 @@ def group(
     found = known.sum(dim=1)
     fullest = (found == found.max()).nonzero()[:, 0]
     if len(fullest) < seeds:
-        fullest = found.argsort(descending=True, stable=True)[:seeds]
+        fullest = found.argsort(descending=True, stable=True)[: min(seeds, int((found > 0).sum()))]
     for place in torch.linspace(0, len(fullest) - 1, min(seeds, len(fullest))).long():
         seed = fullest[place]
         apart = (outputs[:, :, None] - outputs[seed]).square().sum(dim=3)

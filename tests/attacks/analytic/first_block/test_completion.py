@@ -94,6 +94,17 @@ def test_tokens_are_grouped_though_half_of_an_image_is_missing(problem: _Problem
         assert bool((column[known[torch.arange(9), column]] == own).all())
 
 
+def test_one_token_alone_is_grouped_too() -> None:
+    tokens, known = (
+        torch.randn(8, 2, 16, generator=torch.Generator().manual_seed(0)),
+        torch.zeros(8, 2, dtype=torch.bool),
+    )
+    known[3, 0] = True
+    order, error = group(tokens, tokens, lambda queries, members: torch.zeros_like(queries), 8, known)
+    assert order.sort(dim=1).values.tolist() == [[0, 1]] * 8
+    assert error == pytest.approx(1.0)
+
+
 def test_positions_that_know_one_token_each_go_to_the_image_whose_outputs_are_theirs() -> None:
     """Images read their mean, and differ by no more than their tokens do."""
     rng = torch.Generator().manual_seed(0)
