@@ -92,13 +92,8 @@ class FirstBlock(Attack):
             _attention(problem).missing,
             self.session,
         )
-        patches, outputs = problem.tokens.split(found.alike())
-        embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
-        known = found.known if bool(found.counts.any()) else None
-        order, attention_error = group(embedded, outputs, problem.block.attend, SEEDS, known)
-        patches = patches.gather(1, order[..., None].expand_as(patches)).transpose(0, 1)
+        patches, attention_error, forward = _grouped(problem, found)
         images, rounded = self._pictures(observation, patches)
-        forward = _forward_residuals(problem, patches)
         values = problem.values | {
             "tokens_found": float(found.counts.sum()) / found.residual.numel(),
             "attention_error": attention_error,
@@ -227,6 +222,23 @@ def _fit(problem: _Problem, patches: Float[Tensor, "tokens pixels"]) -> TokenFit
     rows, x = torch.arange(len(z)), (z - problem.tokens.tokens.base) @ problem.tokens.tokens.directions
     at = problem.system.at(rows, x)
     return problem.tokens.fit(rows, x, patches, at.values, at.size, lambda: at.jacobian)
+
+
+def _grouped(problem: _Problem, found: Solutions) -> tuple[Float[Tensor, "batch tokens pixels"], float, list[float]]:
+    """Images, the attention's relative error, and each image's forward residual.
+
+    What is missing may be missing, or like another image's token there: the grouping is taken whose images are nearer
+    to the block's equations.
+    """
+    patches, outputs = problem.tokens.split(found.alike())
+    embedded = patches @ problem.norm.patch_weight.T + problem.norm.known[:, None]
+    partly = bool(found.counts.any()) and not found.complete
+    results = []
+    for known in (None, found.known) if partly else (None,):
+        order, error = group(embedded, outputs, problem.block.attend, SEEDS, known)
+        images = patches.gather(1, order[..., None].expand_as(patches)).transpose(0, 1)
+        results.append((images, error, _forward_residuals(problem, images)))
+    return min(results, key=lambda result: sum(result[2]))
 
 
 def _forward_residuals(problem: _Problem, patches: Float[Tensor, "batch tokens pixels"]) -> list[float]:
