@@ -52,7 +52,8 @@ class Attention:
             open_ = (~known[rows, own]).nonzero()[:, 0]
             if 0 < len(open_) <= MOST_MISSING:
                 solved = self._solved(z[rows, own], outputs[rows, own], open_, size, rng)
-                found[open_] = found[open_] if solved is None else solved
+                if solved is not None:
+                    found[open_] = solved
         return found
 
     def _solved(

@@ -99,7 +99,7 @@ def test_steps_that_move_a_withheld_projection_tell_more_than_the_model_reads(vi
     assert read_of(problem, cpu, "unroll") is None
 
 
-@pytest.mark.parametrize("why", ["shared", "wide", "noise", "given", "patched"])
+@pytest.mark.parametrize("why", ["shared", "wide", "noise", "given", "rounds"])
 def test_pixels_are_varied_where_they_tell_more_or_are_asked_for(vit, images, why, cpu):
     finetune, defense = ("full" if why == "shared" else "lora"), [GradientNoise(std=1e-3)] if why == "noise" else []
     if why == "wide":
@@ -109,7 +109,7 @@ def test_pixels_are_varied_where_they_tell_more_or_are_asked_for(vit, images, wh
     problem = problem_of(seen, cpu)
     if why == "given":
         problem = replace(problem, start=images[:1])
-    if why == "patched":
+    if why == "rounds":
         problem = replace(problem, later=(problem,))
     assert read_of(problem, cpu) is None
 
@@ -147,7 +147,11 @@ def test_a_projection_that_reads_nothing_leaves_pixels_as_they_are(vit, images, 
 
 def test_more_unknowns_than_fit_are_not_looked_into(vit, images, cpu):
     problem, asked = problem_of(fedsim.observe(vit, images[:1], torch.tensor([3]), finetune="lora"), cpu), []
-    fit = lambda unknowns: bool(asked.append(unknowns))  # noqa: E731
+
+    def fit(unknowns):
+        asked.append(unknowns)
+        return False
+
     assert ReadDirections.of(problem, PRIOR, lambda: pytest.fail("a residual"), fit, cpu) is None
     assert asked == [TOKENS * (WIDTH - 1)]
 
