@@ -99,7 +99,7 @@ def certify_counts(
         raise ValueError(f"{batch_size} examples: certifiable are 1 to {min(classes - 1, width)}")
     rng = torch.Generator().manual_seed(0) if rng is None else rng
     eps = torch.finfo(weight_grad.dtype).eps if eps is None else eps
-    weights, gradient = _joined(head_weight, head_bias), _joined(weight_grad, bias_grad)
+    weights, gradient = joined(head_weight, head_bias), joined(weight_grad, bias_grad)
     system = head_system(weights, gradient, batch_size, eps)
     tolerance = max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * system.outside)
     least = least_counts(bias_grad, batch_size, label_smoothing, max(bias_rounding, tolerance * float(gradient.norm())))
@@ -264,5 +264,8 @@ def _matched(labels: Int[Tensor, "batch"], wanted: Int[Tensor, "batch"]) -> list
     return [free.pop() if one is None else one for one in chosen]
 
 
-def _joined(weight: Float[Tensor, "classes features"], bias: Float[Tensor, "classes"]) -> Tensor:
+def joined(
+    weight: Float[Tensor, "classes features"], bias: Float[Tensor, "classes"]
+) -> Float[Tensor, "classes columns"]:
+    """[W, b] in float64, on the CPU."""
     return torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double().cpu()

@@ -192,8 +192,10 @@ class Starts:
         return self._best([self._as_point(images[list(order)]) for order in permutations(range(count))])
 
     def _by_exchange(self, images: Float[Tensor, "b c h w"]) -> list[int]:
-        """An order that no exchange of two images of different classes betters."""
+        """An order that no exchange of two images betters."""
         order, labels = list(range(len(images))), self.problem.labels
+        if self.warm_start.knows_errors:
+            labels = None  # images of one class have errors of their own
         pairs = [(i, j) for i, j in combinations(order, 2) if labels is None or int(labels[i]) != int(labels[j])]
         for _ in images if pairs else ():
             tried = [order, *(_exchanged(order, i, j) for i, j in pairs)]

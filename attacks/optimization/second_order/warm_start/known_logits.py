@@ -1,4 +1,4 @@
-"""One image's gradient with the errors of its logits as they are known: what a start comes near by."""
+"""A gradient with the errors of its images' logits as they are known: what a start comes near by."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class KnownLogits:
 
     Attributes:
         residual: of pixels alone, each tensor by its norm.
-        labels: [1].
+        labels: [batch].
         errors: None where they are not shared: then it is the client's own loss.
     """
 
@@ -41,32 +41,37 @@ class KnownLogits:
         device: torch.device,
         dtype: torch.dtype = torch.float64,
     ) -> "KnownLogits | None":
-        """None but for one image and one gradient that nothing clips: behind a bound its size is not known.
+        """None but for one gradient that nothing clips: behind a bound its size is not known.
+
+        None too for a batch whose errors are not known.
 
         Args:
             dtype: that the client's computation is repeated in.
         """
-        if problem.labels is None or problem.count > 1 or problem.later:
+        if problem.labels is None or problem.later:
             return None
         observation = problem.observation
         if local != "gradient" or reads_adam(observation, local) or observation.protocol.max_grad_norm is not None:
             return None
         if any(isinstance(effect, Clips) for effect in observation.effects):
             return None
+        errors = LogitErrors.of(problem, local)
+        if errors is None and problem.count > 1:
+            return None
         victim = make_victim(observation, problem.target, device, fused_attention=False)
         if victim.masked is not None:
             return None
         victim.model.to(dtype)
         params, fixed = ({n: _as(t, dtype) for n, t in part.items()} for part in (victim.params, victim.fixed))
-        victim, errors = replace(victim, params=params, fixed=fixed), LogitErrors.of(problem, local)
+        victim = replace(victim, params=params, fixed=fixed)
         return cls(residual, victim, problem.labels, None if errors is None else errors.to(dtype))
 
     @property
     def state(self) -> State:
         return {**self.victim.fixed, **self.victim.params}
 
-    def images(self, images: Callable[[Tensor], Float[Tensor, "1 c h w"]]) -> Residual:
-        """Of unknowns that are an image, as the model reads it."""
+    def images(self, images: Callable[[Tensor], Float[Tensor, "batch c h w"]]) -> Residual:
+        """Of unknowns that are images, as the model reads them."""
         if self.errors is None:
             return self.residual
         names, params = self.residual.names, {name: self.victim.params[name] for name in self.residual.names}
@@ -78,7 +83,7 @@ class KnownLogits:
         return replace(self.residual, shared=shared, before=lambda x: self.rows(images(x)))
 
     def gradient(
-        self, params: State, images: Float[Tensor, "1 c h w"], moved: Mapping[str, Tensor] | None = None
+        self, params: State, images: Float[Tensor, "batch c h w"], moved: Mapping[str, Tensor] | None = None
     ) -> State:
         """By `params`, with other weights moved."""
         victim = replace(self.victim, fixed={**self.state, **(moved or {})})
@@ -89,7 +94,7 @@ class KnownLogits:
         return found
 
     def rows(
-        self, images: Float[Tensor, "1 c h w"], moved: Mapping[str, Tensor] | None = None
+        self, images: Float[Tensor, "batch c h w"], moved: Mapping[str, Tensor] | None = None
     ) -> Float[Tensor, " rows"]:
         """How far logits are from the client's; none where those are not known."""
         if self.errors is None:

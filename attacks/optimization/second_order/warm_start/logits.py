@@ -1,17 +1,21 @@
-"""What the gradient of a classifier's bias says of one image: the errors of its logits, and so the logits."""
+"""What the gradients of a classifier say of each image: the errors of its logits, and so the logits."""
 
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from attacks.label.head import head_is_exact, rounding
+from attacks.label.head_errors import head_errors
 from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.errors import rounding_of
 from fedsim.effects import Sparsifies
+from fedsim.observation import Observation
+from fedsim.update import State
 
 WEIGHT = 0.1
 """Of a row: an error of one unit of a logit counts as a tenth of a tensor."""
@@ -23,50 +27,55 @@ UNSURE = 10.0
 
 @dataclass(frozen=True)
 class LogitErrors:
-    """δ = ∂L/∂z of one image's logits z: the gradient of the classifier's bias.
+    """δ = ∂L/∂z of the logits z of each image, times their number.
 
-    A search whose loss is Σ_c δ_c z_c, with δ as it was shared, meets gradients of the client's own size wherever it
-    stands. With the loss itself they are as large as the model is wrong there, which on a trained model is far more.
+    For one image that is the gradient of the classifier's bias. For a batch the gradients of its weight and bias tell
+    the sum over images alone, and features that explain both settle the rest (`head_errors`).
+
+    A search whose loss is Σ δ_bc z_bc / B, with δ as it was shared, meets gradients of the client's own size wherever
+    it stands. With the loss itself they are as large as the model is wrong there, which on a trained model is far more.
 
     Classes whose errors were pruned share what the others leave of a probability of one, as the model there divides it:
     exact at the client's image too, and with every class pruned the client's own loss.
 
     Attributes:
         error: δ, zero where pruned.
-        wanted: the label, smoothed as the client does.
+        wanted: the labels, smoothed as the client does.
         kept: classes whose error was sent.
-        log_probs: of the kept classes, then of all others together; but for one number for all these are the logits.
+        log_probs: of the kept classes, then of all others together; but for one number an image these are the logits.
         weights: of their rows, less where δ is not known to the digit.
     """
 
-    error: Float[Tensor, " classes"]
-    wanted: Float[Tensor, " classes"]
+    error: Float[Tensor, "batch classes"]
+    wanted: Float[Tensor, "batch classes"]
     kept: Bool[Tensor, " classes"]
-    log_probs: Float[Tensor, " known"]
-    weights: Float[Tensor, " known"]
+    log_probs: Float[Tensor, "batch known"]
+    weights: Float[Tensor, "batch known"]
 
     @classmethod
     def of(cls, problem: Problem, local: str) -> "LogitErrors | None":
-        """None where the bias is not shared, or not of one image of one class. `KnownLogits` asks for one gradient."""
+        """None where they are not known, or labels are not classes. `KnownLogits` asks for one gradient."""
         observation, labels = problem.observation, problem.labels
         biases = observation.roles.head_biases
-        if labels is None or labels.is_floating_point() or problem.count > 1:
-            return None
-        if len(biases) != 1 or biases[0] not in problem.target:
+        if labels is None or labels.is_floating_point() or len(biases) != 1 or biases[0] not in problem.target:
             return None
         target, scale = (
             {name: tensor.double() for name, tensor in problem.target.items()},
             unit_scale(observation),
         )
-        error = target[biases[0]]
+        error = target[biases[0]][None] if problem.count == 1 else _of_batch(observation, target, labels)
+        if error is None:
+            return None
         smoothing = observation.protocol.label_smoothing
-        wanted = F.one_hot(labels, len(error))[0].to(error) * (1.0 - smoothing) + smoothing / len(error)
+        wanted = F.one_hot(labels, error.shape[1]).to(error) * (1.0 - smoothing) + smoothing / error.shape[1]
         std, noise = rounding_of(observation, target, scale, local)[biases[0]], noise_of(observation, target, scale)
-        std = std if noise is None else torch.hypot(std, noise[biases[0]])
-        kept = torch.ones_like(error, dtype=torch.bool) if observation.effect(Sparsifies) is None else error != 0
-        probs, std = (error + wanted)[kept], std.expand_as(error)[kept]
+        std = problem.count * (std if noise is None else torch.hypot(std, noise[biases[0]]))
+        pruned = problem.count == 1 and observation.effect(Sparsifies) is not None
+        kept = error[0] != 0 if pruned else torch.ones_like(error[0], dtype=torch.bool)
+        probs, std = (error + wanted)[:, kept], std.expand_as(error)[:, kept]
         if not bool(kept.all()):
-            probs, std = torch.cat([probs, 1.0 - probs.sum()[None]]), torch.cat([std, std.norm()[None]])
+            probs = torch.cat([probs, 1.0 - probs.sum(1, keepdim=True)], dim=1)
+            std = torch.cat([std, std.norm(dim=1, keepdim=True)], dim=1)
         probs = probs.clamp(min=LEAST)
         weights = WEIGHT / (1.0 + (UNSURE * std / probs).square())
         return cls(error, wanted, kept, probs.log(), weights)
@@ -77,20 +86,32 @@ class LogitErrors:
         )
         return LogitErrors(error, wanted, self.kept, log_probs, weights)
 
-    def loss(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, ""]:
+    def loss(self, scores: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
         """Its gradient by weights is that of the client's loss wherever the logits are the client's."""
-        sent = (scores[0] * self.error).sum()
-        if bool(self.kept.all()):
-            return sent
-        others, left = scores[0, ~self.kept], self.log_probs[-1].exp()
-        return sent + left * others.logsumexp(0) - (others * self.wanted[~self.kept]).sum()
-
-    def rows(self, scores: Float[Tensor, "1 classes"]) -> Float[Tensor, " known"]:
-        """How far the logits are from the client's."""
-        known = scores[0, self.kept]
+        sent = (scores * self.error).sum(1)
         if not bool(self.kept.all()):
-            known = torch.cat([known, scores[0, ~self.kept].logsumexp(0)[None]])
+            others, left = scores[:, ~self.kept], self.log_probs[:, -1].exp()
+            sent = sent + left * others.logsumexp(1) - (others * self.wanted[:, ~self.kept]).sum(1)
+        return sent.mean()
+
+    def rows(self, scores: Float[Tensor, "batch classes"]) -> Float[Tensor, " rows"]:
+        """How far the logits are from the client's."""
+        known = scores[:, self.kept]
+        if not bool(self.kept.all()):
+            known = torch.cat([known, scores[:, ~self.kept].logsumexp(1, keepdim=True)], dim=1)
         off = known - self.log_probs
-        shares = self.weights / self.weights.sum().clamp(min=torch.finfo(off.dtype).tiny)
-        found: Tensor = self.weights * (off - (shares * off).sum())
-        return found
+        shares = self.weights / self.weights.sum(1, keepdim=True).clamp(min=torch.finfo(off.dtype).tiny)
+        return (self.weights * (off - (shares * off).sum(1, keepdim=True))).flatten()
+
+
+def _of_batch(observation: Observation, target: State, labels: Int[Tensor, " batch"]) -> Tensor | None:
+    """None where the classifier's gradients are not those of one batch, or say too little."""
+    roles = observation.roles
+    names = (*roles.head_weights, *roles.head_biases)
+    if len(names) != 2 or names[0] not in target or head_is_exact(observation):
+        return None
+    weight, bias = (observation.global_state[name].double().cpu() for name in names)
+    gradients, rng = (target[names[0]].cpu(), target[names[1]].cpu()), torch.Generator().manual_seed(0)
+    smoothing = observation.protocol.label_smoothing
+    found = head_errors((weight, bias), gradients, labels, smoothing, rounding(observation), rng)
+    return None if found is None else found.to(labels.device)

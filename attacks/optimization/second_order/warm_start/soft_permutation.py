@@ -31,11 +31,17 @@ class SoftPermutation:
 
     @classmethod
     def of(cls, known_logits: KnownLogits, roles: ViTRoles) -> "SoftPermutation | None":
-        """None where patches have no learnable position each, or tokens span all that positions do."""
+        """None for several images, where patches have no learnable position each, or tokens span all positions do."""
         name, grid = roles.pos_embed, roles.grid
         if name is None or roles.patch_weight is None or grid is None or roles.patch is None:
             return None
-        if roles.rotary or roles.relative or roles.obstacles or set(known_logits.residual.names) <= {name}:
+        if (
+            len(known_logits.labels) > 1
+            or roles.rotary
+            or roles.relative
+            or roles.obstacles
+            or set(known_logits.residual.names) <= {name}
+        ):
             return None
         found = cls(known_logits, roles)
         if name not in known_logits.state:

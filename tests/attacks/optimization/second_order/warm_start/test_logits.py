@@ -27,6 +27,12 @@ def image():
 
 
 @pytest.fixture
+def digits():
+    images = torch.from_numpy(load_digits().images[3:6] / 16).float()[:, None]
+    return images.expand(3, *SHAPE[1:]).contiguous()
+
+
+@pytest.fixture
 def vit():
     return Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
 
@@ -58,7 +64,7 @@ def test_at_the_true_image_their_loss_has_the_clients_gradient_and_everywhere_th
     here, elsewhere = (known_logits.gradient(params, x.double()) for x in (2.0 * image - 1.0, 1.0 - 2.0 * image))
     assert torch.allclose(torch.cat([here[name].flatten() for name in params]), target, atol=1e-5)
     assert not torch.allclose(torch.cat([elsewhere[name].flatten() for name in params]), target, atol=1e-2)
-    assert torch.equal(elsewhere["head.bias"], known_logits.errors.error)
+    assert torch.equal(elsewhere["head.bias"], known_logits.errors.error[0])
     assert (
         float(known_logits.images(lambda x: x.view(SHAPE))((2.0 * image.double() - 1.0).flatten()).square().sum())
         < 1e-6
@@ -69,15 +75,37 @@ def test_at_the_true_image_their_loss_has_the_clients_gradient_and_everywhere_th
     )
 
 
-def test_withheld_biases_and_batches_have_none_and_the_clients_loss_stays(vit, image, cpu):
+def test_withheld_biases_have_none_and_the_clients_loss_stays(vit, image, cpu):
     without = fedsim.observe(vit, image, torch.tensor([3]), defense=[Withhold(["head.bias"])])
     assert LogitErrors.of(problem_of(without, cpu), "gradient") is None
     known_logits = known_logits_of(without, cpu)
     assert known_logits.images(lambda x: x.view(SHAPE)) is known_logits.residual
     assert known_logits.rows(image).numel() == 0
-    pair = fedsim.observe(vit, image.repeat(2, 1, 1, 1), torch.tensor([3, 4]))
-    assert LogitErrors.of(problem_of(pair, cpu, count=2), "gradient") is None
-    assert known_logits_of(pair, cpu, count=2) is None
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_of_a_batch_they_are_those_of_each_image(vit, digits, cpu, smoothing):
+    """Labels are 3, 4 and 5."""
+    seen = fedsim.observe(vit, digits, torch.arange(3) + 3, label_smoothing=smoothing)
+    known_logits = known_logits_of(seen, cpu, count=3)
+    errors, params = known_logits.errors, known_logits.victim.params
+    images = (2.0 * digits - 1.0).double()
+    logits = functional_call(vit, seen.global_state, (images.float(),)).double()
+    assert torch.allclose(errors.error + errors.wanted, logits.softmax(1), atol=1e-5)
+    assert float(errors.rows(logits).abs().max()) < 1e-5
+    assert float(errors.rows(logits.flip(0)).abs().max()) > 1e-4
+    here, elsewhere = known_logits.gradient(params, images), known_logits.gradient(params, -images)
+    assert torch.allclose(torch.cat([here[n].flatten() for n in params]), known_logits.residual.target, atol=1e-5)
+    assert torch.allclose(elsewhere["head.bias"], seen.gradient["head.bias"].double(), atol=1e-6)
+
+
+def test_of_a_batch_they_are_not_known_with_other_labels_equal_images_or_noise(vit, digits, cpu):
+    labels = torch.arange(3) + 3
+    noisy = fedsim.observe(vit, digits, labels, defense=[GradientNoise(relative_norm=1e-3)])
+    alike = fedsim.observe(vit, digits[[0, 1, 1]], labels)
+    for seen in (noisy, alike, fedsim.observe(vit, digits, labels - 1)):
+        assert LogitErrors.of(problem_of(seen, cpu, count=3), "gradient") is None
+        assert known_logits_of(seen, cpu, count=3) is None
 
 
 def test_rows_that_noise_or_pruning_hides_count_little(vit, image, cpu):
@@ -93,7 +121,7 @@ def test_pruned_errors_are_what_the_others_leave(vit, image, cpu, smoothing):
     clear = fedsim.observe(vit, image, label, **settings)
     pruned = fedsim.observe(vit, image, label, defense=[TopK(0.001, error_feedback=False)], **settings)
     known_logits = known_logits_of(pruned, cpu)
-    assert 0 < int((known_logits.errors.error != 0).sum()) < len(known_logits.errors.error)
+    assert 0 < int((known_logits.errors.error != 0).sum()) < known_logits.errors.error.numel()
     params = known_logits.victim.params
     here, elsewhere = (known_logits.gradient(params, x.double()) for x in (2.0 * image - 1.0, 1.0 - 2.0 * image))
     for name in params:
@@ -108,8 +136,8 @@ def test_pruned_errors_are_what_the_others_leave(vit, image, cpu, smoothing):
 def test_without_any_error_it_is_the_clients_own_loss(vit, image, cpu):
     seen = fedsim.observe(vit, image, torch.tensor([3]), defense=[TopK(0.001, error_feedback=False)])
     known = LogitErrors.of(problem_of(seen, cpu), "gradient")
-    zero = torch.zeros(1, dtype=torch.float64)
-    none = replace(known, error=0.0 * known.error, kept=known.error > 9.0, log_probs=zero, weights=zero)
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    none = replace(known, error=0.0 * known.error, kept=known.error[0] > 9.0, log_probs=zero, weights=zero)
     scores = torch.randn(1, 10, generator=torch.Generator().manual_seed(0)).double()
     assert float(none.loss(scores) - functional.cross_entropy(scores, torch.tensor([3]))) == pytest.approx(0, abs=1e-6)
 

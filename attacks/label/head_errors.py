@@ -1,0 +1,49 @@
+"""The errors of the logits of each image of a batch, from the gradients of a linear classifier, for known labels."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attacks.label.head_system import head_system, solve_rows
+from attacks.label.residual import FIRST, LONG, MAX_TOLERANCE, TOLERANCE, joined
+
+MAX_BATCH_SIZE = 16
+"""Time grows as the sixth power of the number of images."""
+
+
+def head_errors(
+    weights: tuple[Float[Tensor, "classes features"], Float[Tensor, "classes"]],
+    gradients: tuple[Float[Tensor, "classes features"], Float[Tensor, "classes"]],
+    labels: Int[Tensor, "batch"],
+    label_smoothing: float | int,
+    eps: float,
+    rng: torch.Generator,
+) -> Float[Tensor, "batch classes"] | None:
+    """p - y of each image, in the order of the labels; of those with one label in any order.
+
+    The mean gradient gives them in sum alone. That they are the errors of features which the classifier reads settles
+    them (`attacks.label.head_system`), for batches of fewer images than classes, `MAX_BATCH_SIZE` at most.
+
+    Args:
+        weights: weight and bias of the classifier.
+        gradients: of the two, of the mean cross-entropy.
+        eps: relative rounding of the gradients.
+        rng: draws the starts of the solver.
+
+    Returns:
+        None where no features explain the gradients with these labels, or errors that depend on each other leave them
+        open.
+    """
+    classes, width = weights[0].shape
+    if len(labels) > min(classes - 1, width, MAX_BATCH_SIZE):
+        return None
+    system = head_system(joined(*weights), joined(*gradients), len(labels), eps)
+    tolerance = max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * system.outside)
+    if tolerance > MAX_TOLERANCE or len(system.basis) < len(labels):
+        return None
+    order = labels.cpu()[None]
+    for effort in (FIRST, LONG):
+        found = solve_rows(system, order, float(label_smoothing), *effort, 0.1 * tolerance, rng)
+        if float(found.residual[0]) < tolerance:
+            return found.errors[0]
+    return None
