@@ -52,6 +52,7 @@ class Problem:
         later: of the same images, from other rounds.
         start: [B,C,H,W] in [0, 1] where a search starts, in place of its own starts.
         alpha: where the place between two weights starts (`SurrogateWeights`).
+        stated: the labels are known, not read off the update: no others are tried.
     """
 
     observation: Observation
@@ -64,6 +65,7 @@ class Problem:
     later: tuple["Problem", ...] = ()
     start: Tensor | None = None
     alpha: float = 0.5
+    stated: bool = False
 
     @property
     def rounds(self) -> tuple["Problem", ...]:

@@ -45,7 +45,7 @@ LEFT_BY_NEAR, SURE = 1e-3, 1.0 - 1e-6
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, and what counts as progress of one, in units
 of the noise."""
-SAVED = ("near", "number", "stage", "taken", "stale", "before", "rows")
+SAVED = ("near", "number", "stage", "taken", "stale", "before", "rows", "classes")
 """What of a solution goes into its record as it is."""
 OF_A_STATE = ("damping", "growth", "cost", "ended")
 
@@ -139,41 +139,42 @@ class _VictimSearch:
             raise NotApplicable("second-order matching has a prior of its own: leave priors out")
         if not all(any(bool(tensor.any()) for tensor in one.target.values()) for one in problem.rounds):
             raise NotApplicable("nothing was shared: the update is zero")
-        self.settings, self.task, self.problem, self.place = settings, task, problem, place
+        self.settings, self.task, self.place = settings, task, place
         self.shape = shape_of(problem)
         unknowns = math.prod(self.shape)
         if unknowns > settings.max_unknowns:
             raise NotApplicable(f"{unknowns} unknowns, {settings.max_unknowns} at most are asked for (max_unknowns)")
         self.prior: ImagePrior = settings.prior or problem.observation.image_prior or GaussianPrior()
-        self.plan = make_plan(problem, task, self.prior)
+        self._solve(problem)
         task.report(self.plan.directions)
-        self.last = self.plan.stages[-1].residual
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
         self.near_steps: list[int] = []
         self.near, self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, 0, math.inf
         self.state: LMState | None = None
         self.trail = Trail()
+        self.classes: list[int] | None = None
         self.ends: list[End] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
+    def _solve(self, problem: Problem) -> None:
+        self.problem, self.plan = problem, make_plan(problem, self.task, self.prior)
+        self.last, self.ends = self.plan.stages[-1].residual, list[End]()
+        self.__dict__.pop("_least", None)
+
     def run(self) -> BestCandidate:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            given = self.problem, self.task, self.plan, self.prior, self.settings.steps
-            warm_start = WarmStart(*given, self._came_near, self.trail, self._keep)
-            starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
-            planned = list(starts.of(self.settings.starts))
-            self.near_steps = warm_start.steps_of([kind for kind, _ in planned])
+            starts, planned = self._starts()
             self._go_on()
             kept = self._keep_solved(starts)
-            for number, (kind, make) in enumerate(() if kept else planned):
-                if number < self.number:
-                    continue
-                self.number = number
-                self._descend(kind, make)
+            while not kept and self.number < len(planned):
+                if starts.problem is not self.problem:
+                    starts, planned = self._starts()
+                kind, make = planned[self.number]
+                self._descend(kind, make, starts.warm_start)
                 if self._settled():
                     break
-                self.near, self.stage, self.taken, self.state, self.number = 0, 0, 0, None, number + 1
+                self.near, self.stage, self.taken, self.state, self.number = 0, 0, 0, None, self.number + 1
             average = None if kept else self._average()
         if not self.ends and not self.rows:
             raise NotApplicable(f"none of its starts applies: {', '.join(self.settings.starts)}")
@@ -200,6 +201,14 @@ class _VictimSearch:
         assert self.problem.labels is not None
         return BestCandidate(self._images(x), self.problem.labels, values, point, self.rows, self.frames)
 
+    def _starts(self) -> tuple[Starts, list[tuple[str, Callable[[], Tensor | None]]]]:
+        given = self.problem, self.task, self.plan, self.prior, self.settings.steps
+        warm_start = WarmStart(*given, self._came_near, self.trail, self._keep)
+        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
+        planned = list(starts.of(self.settings.starts))
+        self.near_steps = warm_start.steps_of([kind for kind, _ in planned])
+        return starts, planned
+
     def _keep_solved(self, starts: Starts) -> bool:
         """Where no image explains the update, a closed form whose own equations hold knows better.
 
@@ -217,25 +226,26 @@ class _VictimSearch:
             self.ends = [End(float(self.last(x).square().sum()), x)]
         return x is not None
 
-    def _descend(self, kind: str, make: Callable[[], Tensor | None]) -> None:
+    def _descend(self, kind: str, make: Callable[[], Tensor | None], warm_start: WarmStart) -> None:
         """From one start to its end, stage after stage; one that was begun before goes on."""
         state = self.state
         if state is None:
             start = make()
             if start is None:
                 return
+            self._name(warm_start.labels(start) if kind == "public" else None)
             state = self._begin(kind, start)
             if self.near:  # the steps that came near are not taken again
                 self.state, self.stale, self.before = state, 0, math.inf
                 self._keep()
-        stages, total = self.plan.stages, self.settings.steps
+        stages = self.plan.stages
         for number in range(self.stage, len(stages)):
             stage, self.stage = stages[number], number
             if state is not self.state:
                 state, self.stale, self.before = LMState(state.x), 0, math.inf
                 if not self.plan.whole and self._reached(stage, float(stage.residual(state.x).square().sum())):
                     continue
-            while self.taken < total * (number + 1) // len(stages) and not state.ended:
+            while self.taken < self._until(number) and not state.ended:
                 take_step(state, stage.residual, stage.linearised)
                 self.taken += 1
                 self.state = state
@@ -249,6 +259,14 @@ class _VictimSearch:
         if math.isfinite(cost):
             self.ends.append(End(cost, state.x))
 
+    def _name(self, labels: Tensor | None) -> None:
+        """Other labels, by errors of logits that explain the update where a rule's labels did not have to."""
+        rule = self.problem.labels
+        if labels is None or rule is None or self.problem.stated or torch.equal(labels, rule.to(labels)):
+            return
+        self.classes = labels.tolist()
+        self._solve(replace(self.problem, labels=labels))
+
     @property
     def best(self) -> End:
         return best_of(self.ends)
@@ -261,6 +279,13 @@ class _VictimSearch:
         elif not self.plan.whole and self.settings.first_order:
             x = first_order(self.plan.coarse, x.float(), self.settings.first_order).double()
         return LMState(x)
+
+    def _until(self, number: int) -> int:
+        """Steps of a start after which a stage is over, whatever it does; parts of the coordinates share them."""
+        stages, total = self.plan.stages, self.settings.steps
+        if stages[number].partial or number == len(stages) - 1:
+            return total * (number + 1) // len(stages)
+        return total - total // 4
 
     def _reached(self, stage: Stage, cost: float) -> bool:
         return stage.residual.before is None and cost <= stage.residual.floor
@@ -410,9 +435,11 @@ class _VictimSearch:
             return
         tensors, record = saved
         # Less memory since then: other unknowns, or another sketch. Earlier versions had other starts, and no trail.
-        known = "trail" in record and record.get("starts") == self.near_steps
+        known = {"trail", "classes"} <= record.keys() and record.get("starts") == self.near_steps
         if record["directions"] != self.plan.directions or not known:
             return
+        if record["classes"] is not None:
+            self._solve(replace(self.problem, labels=torch.tensor(record["classes"], device=self.task.device)))
         for name in SAVED:
             setattr(self, name, record[name])
         self.trail.restore(tensors, record["trail"], self.task.device)

@@ -65,6 +65,7 @@ class StagePlan:
         directions: along which the change of what was shared is held at once; of 1, less memory would change nothing.
         coarse: the first stage's residual in float32.
         by_products: of a residual and the same in float32, over all coordinates; None where J is whole.
+        white: J is whole and the unknowns are standard deviations of the prior's images.
     """
 
     stages: list[Stage]
@@ -73,6 +74,7 @@ class StagePlan:
     directions: int
     coarse: Residual
     by_products: Callable[[Residual, Residual], MatrixFree] | None = None
+    white: bool = False
 
     @property
     def whole(self) -> bool:
@@ -98,7 +100,7 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
         exact, coarse = (make_residuals(*given, point, dtype) for dtype in (torch.float64, torch.float32))
         pairs = zip(exact, coarse, strict=True)
         stages = [Stage(one, whole_model(one, rough, together)) for one, rough in pairs]
-        return StagePlan(stages, point, unknowns, varied, coarse[0])
+        return StagePlan(stages, point, unknowns, varied, coarse[0], white=read is not None)
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
     unknowns = _same if frequencies is None else frequencies.coordinates

@@ -131,7 +131,7 @@ class Starts:
             for slot, pool in enumerate(pools):
                 tried = chosen.expand(len(pool), *shape).clone()
                 tried[:, slot] = pool
-                costs = self.warm_start.costs(torch.stack([self._as_point(images) for images in tried])).cpu()
+                costs = self.warm_start.left(torch.stack([self._as_point(images) for images in tried])).cpu()
                 pools[slot] = pool[costs.argsort(stable=True)]
                 chosen[slot] = pools[slot][0]
         return pools
@@ -139,8 +139,8 @@ class Starts:
     def _pools(self) -> list[Float[Tensor, "n c h w"]]:
         """For each image of the batch public images of its class.
 
-        Of any class where none is known to be of it, and where the errors of logits are known: the model may take an
-        image for one of another class.
+        Of any class where none is known to be of it, and where the errors of logits are known, or unknowns of one
+        image: the model may take an image for one of another class.
         """
         held, labels = self.problem.observation.public_images, self.problem.labels
         if held is None or labels is None or not isinstance(self.problem.space, PixelSpace):
@@ -148,7 +148,8 @@ class Starts:
         images = held.images().double()
         if images.shape[1:] != shape_of(self.problem)[1:]:
             return []
-        named = None if self.warm_start.knows_errors else held.labels
+        alone = len(labels) == 1 and self.warm_start.free_errors is not None
+        named = None if alone or self.warm_start.knows_errors else held.labels
         of_class = [images[:0] if named is None else images[named == label] for label in labels.cpu()]
         return [(pool if len(pool) else images)[: self.most_public] for pool in of_class]
 

@@ -48,22 +48,15 @@ class KnownLogits:
         Args:
             dtype: that the client's computation is repeated in.
         """
-        if problem.labels is None or problem.later:
-            return None
         observation = problem.observation
-        if local != "gradient" or reads_adam(observation, local) or observation.protocol.max_grad_norm is not None:
+        if problem.labels is None or observation.protocol.max_grad_norm is not None:
             return None
         if any(isinstance(effect, Clips) for effect in observation.effects):
             return None
-        errors = LogitErrors.of(problem, local)
-        if errors is None and problem.count > 1:
+        victim = one_gradient(problem, local, device, dtype)
+        errors = None if victim is None else LogitErrors.of(problem, local)
+        if victim is None or (errors is None and problem.count > 1):
             return None
-        victim = make_victim(observation, problem.target, device, fused_attention=False)
-        if victim.masked is not None:
-            return None
-        victim.model.to(dtype)
-        params, fixed = ({n: _as(t, dtype) for n, t in part.items()} for part in (victim.params, victim.fixed))
-        victim = replace(victim, params=params, fixed=fixed)
         return cls(residual, victim, problem.labels, None if errors is None else errors.to(dtype))
 
     @property
@@ -100,6 +93,21 @@ class KnownLogits:
         if self.errors is None:
             return images.new_zeros(0)
         return self.errors.rows(self.victim.scores({**self.state, **(moved or {})}, images))
+
+
+def one_gradient(problem: Problem, local: str, device: torch.device, dtype: torch.dtype) -> Victim | None:
+    """The model that one gradient is of, in this precision; None for several, as of local steps and rounds.
+
+    None too where rows of the position embedding were masked.
+    """
+    if problem.later or local != "gradient" or reads_adam(problem.observation, local):
+        return None
+    victim = make_victim(problem.observation, problem.target, device, fused_attention=False)
+    if victim.masked is not None:
+        return None
+    victim.model.to(dtype)
+    params, fixed = ({n: _as(t, dtype) for n, t in part.items()} for part in (victim.params, victim.fixed))
+    return replace(victim, params=params, fixed=fixed)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import vmap
 
@@ -18,6 +18,7 @@ from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, whole_model, whole_together
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
+from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
 from attacks.optimization.second_order.warm_start.trail import Trail
@@ -25,6 +26,8 @@ from fedsim.bounds.gaussian_prior import ImagePrior
 
 MORE_STEPS = 2
 """Of an order that is searched for, for each step of a start."""
+MUCH_NEARER = 0.1
+"""Of ‖r‖² where a start began to come near: an end that leaves less is what the search proper starts from."""
 RACERS, RACE = 8, 3
 """Points that are brought nearer before one is chosen, and by how many steps: ‖r‖² then tells which come near."""
 
@@ -72,6 +75,28 @@ class WarmStart:
         """Of the logits."""
         return self.known_logits is not None and self.known_logits.errors is not None
 
+    @cached_property
+    def free_errors(self) -> FreeErrors | None:
+        """Where they are not known, and J is whole."""
+        if self.knows_errors or self.plan.by_products is not None or self._as_it_is:
+            return None
+        residual = self.plan.stages[0].residual
+        return FreeErrors.of(self.problem, residual, self._images, self.task.local, self.task.device)
+
+    def labels(self, point: Float[Tensor, " n"]) -> Int[Tensor, " batch"] | None:
+        """The classes by the errors that explain the update at this point; None where none do."""
+        if self.free_errors is None:
+            return None
+        labels, left = self.free_errors.labels(self.plan.unknowns(point))
+        return labels if left <= self._enough(self.free_errors.residual) else None
+
+    def left(self, points: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
+        """‖r‖² of each point, with the errors of logits that fit it best where they are not known."""
+        if self.free_errors is None:
+            return self.costs(points)
+        found = self.free_errors.left(torch.stack([self.plan.unknowns(point) for point in points]))
+        return found.nan_to_num(nan=math.inf, posinf=math.inf)
+
     def costs(self, points: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
         """‖r‖² of each point: how little it explains; infinite where that is no number.
 
@@ -104,7 +129,7 @@ class WarmStart:
                 if enough and not noisy:
                     return [end, *ends, *racing[place + 1 :], *out]
                 ends.append(end)
-            ends = [ends[int(place)] for place in self.costs(torch.stack(ends)).argsort(stable=True)]
+            ends = [ends[int(place)] for place in self.left(torch.stack(ends)).argsort(stable=True)]
             half = max(1, len(ends) // 2)
             if self.plan.whole or half == 1:
                 return [*ends, *out]
@@ -113,7 +138,7 @@ class WarmStart:
     def in_order(self, point: Float[Tensor, " n"], rank: int = 0) -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.
 
-        Where J is whole the point itself if the end explained too little; and for several rounds.
+        Where J is whole the point itself if the end explains little more; and for several rounds.
 
         Args:
             rank: of the point in its race.
@@ -122,7 +147,10 @@ class WarmStart:
             return point
         system = None if self._by_products is None else self._by_products.again()
         end, enough = self._gone(f"order/{rank}", point, self.steps, WITH_PRIOR, system)
-        return end if enough or not self.plan.whole else point
+        if enough or not self.plan.whole:
+            return end
+        here, there = self.left(torch.stack([point, end])).tolist()
+        return end if there < MUCH_NEARER * here else point
 
     @property
     def _as_it_is(self) -> bool:
@@ -142,15 +170,18 @@ class WarmStart:
         self, point: Float[Tensor, " n"], steps: int, with_prior: float, system: MatrixFree | None
     ) -> tuple[Float[Tensor, " n"], bool]:
         x, pixels = self.plan.unknowns(point), self.plan.point
-        together = whole_together(self.problem, len(x), self.task)
+        together, free, count = whole_together(self.problem, len(x), self.task), self.free_errors, len(x)
         if together is not None:
+            residual, coarse = self._residual, self._coarse
+            if free is not None and self._coarse_errors is not None:
+                residual, coarse, x = free.free, self._coarse_errors.free, free.begin(x)
             end, reached = self._descend(
-                self._residual, self._coarse, x, pixels, together, steps, with_prior=with_prior
+                residual, coarse, x, lambda u: self._prior_rows(u[:count]), together, steps, with_prior
             )
-            return pixels(end), reached
+            return pixels(end[:count]), reached
         assert system is not None
         residual = self._residual
-        enough = 2.0 * residual.floor
+        enough = self._enough(residual)
 
         def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
             return system.held(held.pieces(), weight)
@@ -175,7 +206,11 @@ class WarmStart:
         if together is None:
             return None
         residual, steps = order.free(shape), MORE_STEPS * self.steps
-        end, _ = self._descend(residual, coarse.free(shape), begin, order.pixels, together, steps, fading)
+
+        def prior(u: Tensor) -> Tensor:
+            return self._whitened(order.pixels(u))
+
+        end, _ = self._descend(residual, coarse.free(shape), begin, prior if fading else None, together, steps)
         return order.placed(end, shape)
 
     @property
@@ -198,35 +233,51 @@ class WarmStart:
     def _coarse_logits(self) -> KnownLogits | None:
         return KnownLogits.of(self.problem, self.plan.coarse, self.task.local, self.task.device, torch.float32)
 
+    @cached_property
+    def _coarse_errors(self) -> FreeErrors | None:
+        given = self.task.local, self.task.device, torch.float32
+        return FreeErrors.of(self.problem, self.plan.coarse, self._images, *given)
+
     def _of_unknowns(self, known_logits: KnownLogits | None, residual: Residual) -> Residual:
-        if known_logits is None:
-            return residual
-        shape, point = shape_of(self.problem), self.plan.point
-        return known_logits.images(lambda x: point(x).view(shape))
+        return residual if known_logits is None else known_logits.images(self._images)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.problem.count, *self.problem.observation.image_shape)
+
+    def _images(self, x: Tensor) -> Float[Tensor, "batch c h w"]:
+        """As the model reads them, of the plan's unknowns."""
+        return self.plan.point(x).view(self._shape)
+
+    def _prior_rows(self, x: Tensor) -> Float[Tensor, " rows"]:
+        """Of the plan's unknowns, which may be standard deviations of the prior's images."""
+        return x if self.plan.white else self._whitened(x)
+
+    def _whitened(self, pixels: Tensor) -> Float[Tensor, " rows"]:
+        images = pixels.view(self._shape)
+        return self.prior.whitened(self.problem.observation.to_unit_range(images)).flatten()
+
+    def _enough(self, residual: Residual) -> float:
+        """‖r‖² at which an update is explained; noise leaves its own energy and hardly more."""
+        noisy = self.plan.stages[-1].residual.before is not None
+        return residual.floor if noisy else 2.0 * residual.floor
 
     def _descend(
         self,
         residual: Residual,
         coarse: Residual,
         x: Tensor,
-        pixels: Callable[[Tensor], Tensor],
+        prior: Callable[[Tensor], Tensor] | None,
         together: int,
         steps: int,
-        fading: bool = True,
         with_prior: float = WITH_PRIOR,
     ) -> tuple[Tensor, bool]:
         """With J whole, `together` of its columns at a time."""
-        shape, observation = shape_of(self.problem), self.problem.observation
-
-        def whitened(u: Tensor) -> Tensor:
-            return self.prior.whitened(observation.to_unit_range(pixels(u).view(shape))).flatten()
-
-        prior = whitened if fading else None
 
         def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
             return whole_model(held, held_by_prior(coarse, prior, weight), together)
 
-        enough = 2.0 * residual.floor
+        enough = self._enough(residual)
         return descend_with_fading(residual, prior, x, steps, linearised, self.report, enough, with_prior)
 
 

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedsim
-from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels
+from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels, SquaredL2
 from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order import starts
 from attacks.optimization.second_order.starts import Starts
 from defenses import Withhold
@@ -93,11 +94,15 @@ def test_by_products_too_it_comes_near_from_a_public_digit(digits, last_block, t
 class Nearest:
     """A warm start to which a point explains the more the nearer it is to one."""
 
+    free_errors = None
+
     def __init__(self, point, knows_errors):
         self.point, self.knows_errors = point, knows_errors
 
     def costs(self, points):
         return (points - self.point).square().sum(dim=1)
+
+    left = costs
 
     def race(self, points):
         return sorted(points, key=lambda point: float(self.costs(point[None])))
@@ -172,3 +177,17 @@ def test_two_starts_that_come_to_the_same_image_are_enough(mlp, digits, two_race
     assert result.certificate.values["explained"] == 0.0
     assert decibels(result.images, images[1:2]) > 60
     assert {row["start"] for row in result.trace} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_an_image_that_is_explained_tells_its_label_but_where_labels_are_stated(digits, cpu, rng, two_race, stated):
+    """Of a trained model's update without its classifier, with another label than the digit's to begin with."""
+    images, labels = digits[0][:1].contiguous(), digits[1][:1]
+    seen = fedsim.observe(trained_mlp(digits, 48), images, labels, defense=[Withhold(["1.*", "5.*"])])
+    seen = seen.with_public_images(digits[0][1000:1200], digits[1][1000:1200])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels + 3, Pixels(), {}, cpu)
+    search = LevenbergMarquardt(steps=20, starts=("public",), restarts=1)
+    task = SearchTask([replace(problem, stated=stated)], SquaredL2(), "gradient", Budget(frames=0, save_every=0), cpu)
+    (found,) = search.run(task, [rng])
+    assert found.labels.tolist() == (labels + 3 if stated else labels).tolist()
+    assert (decibels(seen.to_unit_range(found.images), images) > 25) == (not stated)

@@ -110,6 +110,18 @@ def test_behind_noise_all_race(images, cpu):
     assert costs.tolist() == sorted(costs.tolist())
 
 
+def test_an_end_that_explains_far_more_is_what_the_search_starts_from(images, cpu, monkeypatch):
+    """Though it does not explain all: where J is whole too."""
+    warm_start = warm_start_of(images, 4.0, cpu)
+    truth, other = points_of(warm_start, images)
+    near, hardly = truth + 1e-3 * (other - truth), other + 1e-3 * (truth - other)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        monkeypatch.setattr(WarmStart, "_gone", lambda *_: (near, False))
+        assert torch.equal(warm_start.in_order(other), near)
+        monkeypatch.setattr(WarmStart, "_gone", lambda *_: (hardly, False))
+        assert torch.equal(warm_start.in_order(other), other)
+
+
 def test_the_race_counts_before_the_first_public_image(images, cpu):
     kinds = ["mean", "public", "public", "any_order"]
     assert warm_start_of(images, 4.0, cpu).steps_of(kinds) == [0, 30 + RACERS * RACE, 30, 60]

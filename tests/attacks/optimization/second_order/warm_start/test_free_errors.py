@@ -1,0 +1,79 @@
+"""Errors of logits as unknowns, against those of the client's own images."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.func import functional_call
+from torch.nn import functional
+
+import fedsim
+from attacks.optimization import Pixels
+from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.warm_start import free_errors
+from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
+from defenses import Withhold
+from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.models import Architecture, ModelSpec
+
+LABELS = torch.tensor([3, 4])
+SHAPE = (2, 3, 8, 8)
+
+
+@pytest.fixture
+def images():
+    return torch.from_numpy(load_digits().images[3:5] / 16).float()[:, None].expand(SHAPE).contiguous()
+
+
+@pytest.fixture
+def vit():
+    return Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+
+
+def errors_of(seen, cpu, labels=LABELS, local="gradient"):
+    """With labels of which nothing depends."""
+    problem = make_problem(seen, shared_update(seen, local, cpu), torch.zeros_like(labels), Pixels(), {}, cpu)
+    residual = make_residuals(problem, local, GaussianPrior(), problem.labels, cpu)[0]
+    return FreeErrors.of(problem, residual, lambda x: x.view(len(labels), *SHAPE[1:]), local, cpu)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("defense", [[], [Withhold(["head.*"])]])
+def test_at_the_images_they_are_the_clients_and_tell_the_labels(vit, images, cpu, smoothing, defense):
+    seen = fedsim.observe(vit, images, LABELS, defense=defense, label_smoothing=smoothing)
+    errors, x = errors_of(seen, cpu), seen.normalised(images.double()).flatten()
+    wanted = functional.one_hot(LABELS, 10) * (1 - smoothing) + smoothing / 10
+    logits = functional_call(vit, seen.global_state, (seen.normalised(images).float(),)).double()
+    labels, left = errors.labels(x)
+    assert labels.tolist() == LABELS.tolist()
+    assert left < 1e-9
+    u = errors.begin(x)
+    assert torch.allclose(u[-errors.size :].view(2, 10), logits.softmax(1) - wanted, atol=1e-2)
+    assert float(errors.free(u).square().sum()) == pytest.approx(float(errors.left(x[None])[0]), rel=1e-6)
+    assert float(errors.left(torch.stack([x, -x]))[1]) > 100 * left
+
+
+def test_a_bound_scales_them(vit, images, cpu):
+    plain, clipped = (
+        errors_of(fedsim.observe(vit, images, LABELS, defense=defense), cpu)
+        for defense in ([], [{"gradient_clip": {"max_norm": 0.01}}])
+    )
+    x = (2.0 * images - 1.0).double().flatten()
+    each = [errors.begin(x)[-errors.size :] for errors in (plain, clipped)]
+    assert float(torch.cosine_similarity(*each, dim=0)) > 0.999
+    assert float(each[1].norm()) < 0.1 * float(each[0].norm())
+
+
+def test_they_are_of_one_gradient_of_few_images(vit, images, cpu, monkeypatch):
+    steps = fedsim.observe(vit, images, LABELS, share="delta", local_steps=2, lr=0.1)
+    assert errors_of(steps, cpu, local="unroll") is None
+    seen = fedsim.observe(vit, images, LABELS)
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), LABELS, Pixels(), {}, cpu)
+    residual = make_residuals(problem, "gradient", GaussianPrior(), LABELS, cpu)[0]
+    given = residual, lambda x: x.view(SHAPE), "gradient", cpu
+    assert FreeErrors.of(problem, *given) is not None
+    assert FreeErrors.of(replace(problem, later=(problem,)), *given) is None
+    monkeypatch.setattr(free_errors, "MOST_ERRORS", 19)
+    assert FreeErrors.of(problem, *given) is None
