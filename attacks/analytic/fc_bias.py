@@ -189,7 +189,12 @@ def _moved_units(
     """What each unit reads before its activation, and the gradient of its bias by each image alone; float64."""
     model = observation.build_model().double().eval()
     read: list[Tensor] = []
-    hook = model.get_submodule(layer).register_forward_hook(lambda _, __, output: read.append(output))
+
+    def keep(_: nn.Module, __: object, output: Tensor) -> Tensor:
+        read.append(output)
+        return output.clone()  # an activation in place writes into what it is given
+
+    hook = model.get_submodule(layer).register_forward_hook(keep)
     with torch.enable_grad():
         scores = model(inputs.reshape(len(inputs), *observation.image_shape))
         smoothing = observation.protocol.label_smoothing

@@ -27,6 +27,11 @@ class ImagePrior(Protocol):
     def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
         """μ, for each of a batch."""
 
+    def covariance(
+        self, shape: tuple[int, ...], rows: slice, columns: slice
+    ) -> Float[Tensor, "window_pixels window_pixels"]:
+        """C of a window's pixels, flat in (channel, row, column); `shape` is that of the whole image."""
+
 
 def dct_matrix(size: int) -> Float[Tensor, "size size"]:
     """The orthonormal DCT-II, float64: a row is a frequency."""
@@ -34,6 +39,17 @@ def dct_matrix(size: int) -> Float[Tensor, "size size"]:
     matrix = torch.cos(math.pi * (at[None] + 0.5) * at[:, None] / size) * math.sqrt(2.0 / size)
     matrix[0] /= math.sqrt(2.0)
     return matrix
+
+
+def window_covariance(
+    variance: Float[Tensor, "c h w"], axes: Float[Tensor, "c c"], rows: slice, columns: slice
+) -> Float[Tensor, "window_pixels window_pixels"]:
+    """Of a window's pixels, flat in (channel, row, column), where DCT coefficients along each axis are independent."""
+    down, across = (dct_matrix(size)[:, part] for size, part in zip(variance.shape[1:], (rows, columns), strict=True))
+    along = (variance[..., None] * across).mT @ across  # [d, frequency of rows, column, column]
+    found = torch.einsum("ui,dujl,uk->dijkl", down, along, down)
+    found = torch.einsum("dc,de,dijkl->cijekl", axes, axes, found)
+    return found.reshape(math.isqrt(found.numel()), -1)
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,15 @@ class GaussianPrior:
     def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
         """The mean, for each of a batch; float64."""
         return torch.full(shape, float(self.image_mean), dtype=torch.float64)
+
+    def covariance(
+        self, shape: tuple[int, ...], rows: slice, columns: slice
+    ) -> Float[Tensor, "window_pixels window_pixels"]:
+        """Of a window's pixels, flat in (channel, row, column); float64."""
+        channels, *sides = shape
+        stds = torch.tensor([1.0] + [self.colour] * (channels - 1), dtype=torch.float64) * self._gray_std(channels)
+        variance = (stds[:, None, None] * self.spectrum(*sides)).square()
+        return window_covariance(variance, dct_matrix(channels), rows, columns)
 
     def _gray_std(self, channels: int) -> float:
         """Of the channels' mean direction, where a pixel's variance over all channels is 1 on average."""

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedsim.bounds.gaussian_prior import dct_matrix
+from fedsim.bounds.gaussian_prior import dct_matrix, window_covariance
 from fedsim.errors import require
 
 MOST_IMAGES = 512
@@ -116,6 +116,12 @@ class PublicPrior:
     def centre(self, shape: tuple[int, ...]) -> Float[Tensor, "batch c h w"]:
         """The mean, for each of a batch."""
         return self.mean.expand(shape).clone()
+
+    def covariance(
+        self, shape: tuple[int, ...], rows: slice, columns: slice
+    ) -> Float[Tensor, "window_pixels window_pixels"]:
+        """Of a window's pixels, flat in (channel, row, column); `shape` is that of the mean."""
+        return window_covariance(self.spectrum.square(), self.axes, rows, columns)
 
 
 def _mirrors(images: Float[Tensor, "batch c h w"], seen: Float[Tensor, "batch c h w"]) -> Tensor | None:

@@ -31,7 +31,7 @@ class ViTRoles:
     Attributes:
         pos_embed: the learnable absolute position embedding.
         class_token: the class token.
-        prefix_tokens: how many class, distillation and register tokens stand in front of the patch tokens.
+        prefix_tokens: how many class, distillation and register tokens stand before the patches in the first block.
         prefix_names: the parameters that hold them, in order.
         embedded_prefix_tokens: how many leading rows of `pos_embed` belong to prefix tokens.
         qkv_weight, qkv_bias: the fused projection of the first attention.
@@ -90,7 +90,8 @@ def _as_timm(model: nn.Module) -> ViTRoles:
     patch_embed = getattr(model, "patch_embed", None)
     projection = getattr(patch_embed, "proj", None)
     pos_embed = getattr(model, "pos_embed", None)
-    prefix = int(getattr(model, "num_prefix_tokens", 0))
+    late = hasattr(model, "blocks_token_only")  # CaiT: `blocks` read the patches alone
+    prefix = 0 if late else int(getattr(model, "num_prefix_tokens", 0))
     head_weights, head_biases = _heads(model)
     is_conv = isinstance(projection, nn.Conv2d)
     return ViTRoles(

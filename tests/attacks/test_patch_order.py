@@ -8,7 +8,9 @@ import torch
 from sklearn.datasets import load_digits
 
 import fedsim
-from attacks.patch_order import expected_places
+from attacks.analytic.linear.patches import patchify
+from attacks.patch_order import RIDGE, ROUNDS, expected_image, expected_places
+from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.models import Architecture, ModelSpec
 
@@ -46,6 +48,45 @@ def test_places_that_are_alike_hold_each_patch_as_often(rng):
     patches = torch.randn(4, 3, generator=rng, dtype=torch.float64)
     same = torch.zeros(4, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64).expand(4, 3, 3)
     assert torch.allclose(expected_places(patches, *same), torch.full((4, 4), 0.25, dtype=torch.float64))
+
+
+def observed(image, side, patch):
+    model = ModelSpec("vit_tiny_patch16_224", 5, side, patch, kwargs={"depth": 1, "embed_dim": 48}).build(0)
+    return fedsim.observe(model, image, [3])
+
+
+def test_an_image_of_large_patches_whose_places_are_alike_is_its_mean_patch_everywhere(rng):
+    """192 numbers a patch: covariances that are off by a tenth of themselves would tell any two places apart."""
+    level = torch.ones(3, 32, 32, dtype=torch.float64)
+    white, image = PublicPrior(0.5 * level, torch.eye(3).double(), 0.2 * level), torch.rand(1, 3, 32, 32, generator=rng)
+    found = expected_image(replace(observed(image, 32, 8), image_prior=white), image)
+    patches = patchify(image, (8, 8))
+    torch.testing.assert_close(patchify(found, (8, 8)), patches.mean(dim=0).expand(16, -1))
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_likelihoods_are_those_of_the_whole_covariance(public, rng):
+    """A Aᵀ of all pixels, A by unit vectors one by one, and torch's Gaussians."""
+    images = torch.rand(9, 3, 16, 16, generator=rng)
+    prior = PublicPrior.of(images) if public else GaussianPrior()
+    image = prior.draw((1, 3, 16, 16), rng)
+    units = prior.coloured(torch.eye(768, dtype=torch.float64).view(-1, 3, 16, 16))
+    means = patchify(prior.centre((1, 3, 16, 16)), (8, 8))
+    root = torch.stack([patchify(one[None], (8, 8)) for one in units]) - means
+    covariances = torch.einsum("knp,knq->npq", root, root) + RIDGE * torch.eye(192)
+    patches = patchify(image, (8, 8))
+    gaussians = torch.distributions.MultivariateNormal(means[:, None], covariances[:, None])
+    likelihood = gaussians.log_prob(patches[None])
+    for _ in range(ROUNDS):
+        likelihood = likelihood.log_softmax(dim=0).log_softmax(dim=1)
+    seen = replace(observed(images[:1], 16, 8), image_prior=prior if public else None)
+    torch.testing.assert_close(patchify(expected_image(seen, image), (8, 8)), likelihood.exp() @ patches)
+
+
+def test_an_image_that_patches_do_not_cover_stays_as_it_was_found(rng):
+    image = torch.rand(1, 3, 9, 9, generator=rng)
+    seen = fedsim.observe(ModelSpec("vit_nano_patch2_8", 5).build(0), image[..., :8, :8], [3])
+    assert torch.equal(expected_image(seen, image), image)
 
 
 def test_an_image_of_which_the_model_forgets_the_order_is_its_mean_over_orders():

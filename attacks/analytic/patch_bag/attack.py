@@ -192,8 +192,10 @@ def _bag(system: TokenSystem, x: Float[Tensor, "found free"]) -> _Bag:
 
 def _system(observation: Observation, device: torch.device) -> TokenSystem:
     behind = observation.num_images
-    if behind > 1 or observation.protocol.steps > 1:
+    if behind > 1:
         raise NotApplicable(f"{behind} images behind the update: the bag of one image's patches alone can be solved")
+    if observation.protocol.steps > 1:
+        raise NotApplicable(f"{observation.protocol.steps} local steps: the row spaces are those of one")
     require_read_once(observation, *(f"{layer}.weight" for layer in first_block_layers(observation)))
     block: UnplacedBlock = unplaced_block(observation, device)
     assert observation.roles.grid is not None

@@ -12,7 +12,7 @@ from torch.nn.grad import conv2d_input
 
 from attacks.analytic.linear.certificate import MIN_EXPECTED_PSNR, finite
 from attacks.analytic.rgap.chain import Link, layer_chain
-from attacks.analytic.rgap.inversion import HeadInput, LayerInput, read_head, solve_conv, solve_linear
+from attacks.analytic.rgap.inversion import HeadInput, LayerInput, largest_matrix, read_head, solve_conv, solve_linear
 from attacks.base import Attack, Certificate, Needs, Reconstruction
 from attacks.result import psnr_of
 from fedsim.errors import NotApplicable, require
@@ -24,6 +24,9 @@ MAX_MISMATCH = 1e-3
 
 CONSISTENT = 2e-3
 """Residual of a reading of the classifier up to which its image may give the shared gradient; others cannot."""
+
+MOST_NUMBERS = 2 * 10**8
+"""In one matrix of a layer's system, 1.6 GB; up to six of them are held at once."""
 
 TWIN = 100.0
 """A second reading of the classifier is followed too where it is at most so many times less consistent."""
@@ -70,10 +73,17 @@ class RGap(Attack):
 
     def check(self, observation: Observation) -> None:
         super().check(observation)
-        _gradients(observation, layer_chain(observation.build_model(), observation.image_shape), torch.device("cpu"))
+        links = layer_chain(observation.build_model(), observation.image_shape)
+        _gradients(observation, links, torch.device("cpu"))
+        for link in links:
+            conv = link.layer if isinstance(link.layer, nn.Conv2d) else None
+            size = largest_matrix(conv, link.shape, link.output_shape) if conv else 0
+            if size > MOST_NUMBERS:
+                most = f"{8e-9 * MOST_NUMBERS:.1f} GB at most can be solved"
+                raise NotApplicable(f"{link.name}'s equations are a matrix of {8e-9 * size:.1f} GB: {most}")
 
     def run(self, observation: Observation, rng: torch.Generator, device: torch.device) -> Reconstruction:
-        """Raises NotApplicable for networks that are no chain of invertible layers, batches and withheld gradients."""
+        """Raises NotApplicable for networks that are no chain of invertible layers, large images, and batches."""
         self.check(observation)
         model = observation.build_model().double().to(device)
         links = layer_chain(model, observation.image_shape)

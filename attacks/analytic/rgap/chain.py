@@ -61,12 +61,17 @@ def layer_chain(model: nn.Module, image_shape: tuple[int, ...]) -> list[Link]:
     parameter = next(model.parameters())
     probe = torch.linspace(-1.0, 1.0, math.prod(image_shape), dtype=parameter.dtype, device=parameter.device)
     ran: list[tuple[str, nn.Module, Tensor, Tensor]] = []
+    reading: list[Tensor] = []  # before the layer runs: in place it writes over what it reads
+    leaves = {name: module for name, module in model.named_modules() if not any(True for _ in module.children())}
     handles = [
         module.register_forward_hook(
-            lambda module, inputs, output, name=name: ran.append((name, module, inputs[0].clone(), output.clone()))
+            lambda module, _, output, name=name: ran.append((name, module, reading.pop(), output.clone()))
         )
-        for name, module in model.named_modules()
-        if not any(True for _ in module.children())
+        for name, module in leaves.items()
+    ]
+    handles += [
+        module.register_forward_pre_hook(lambda _, inputs: reading.append(inputs[0].clone()))
+        for module in leaves.values()
     ]
     try:
         with torch.no_grad():

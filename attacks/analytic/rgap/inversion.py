@@ -150,6 +150,13 @@ def _around_minima(
     return [(grid[max(0, at - 2)], grid[min(last, at + 2)]) for at in lowest.tolist()]
 
 
+def largest_matrix(layer: nn.Conv2d, shape: tuple[int, ...], output_shape: tuple[int, ...]) -> int:
+    """How many numbers `solve_conv` keeps in one matrix, at most."""
+    inputs, outputs = math.prod(shape), math.prod(output_shape)
+    windows = math.prod((*layer.kernel_size, *shape[1:], *output_shape[1:]))
+    return max(inputs * inputs, inputs * outputs, windows)
+
+
 def conv_matrix(layer: nn.Conv2d, shape: tuple[int, ...]) -> Float[Tensor, "outputs inputs"]:
     """The convolution without its bias as a matrix, float64."""
     weight = layer.weight.detach().double()

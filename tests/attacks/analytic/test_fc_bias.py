@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
+import fedsim
 from attacks.analytic.fc_bias import FullyConnectedBias, bias_gradients, image_layer
 from attacks.building import build_attack
 from fedsim.errors import ConfigError, NotApplicable
@@ -108,6 +110,17 @@ def test_what_the_layer_shares_of_one_picture_is_what_autograd_says(tools, cpu):
     found = bias_gradients(observation, "body.1", picture[0])
     torch.testing.assert_close(found[3], observation.gradient["body.1.bias"])
     assert found.shape == (10, 128)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_activations_in_place_cost_a_batch_no_certificate(inplace, tools):
+    layers = [nn.Linear(768, 512), nn.ReLU(inplace), nn.Linear(512, 32), nn.ReLU(inplace), nn.Linear(32, 10)]
+    torch.manual_seed(0)
+    for layer in layers[::2]:
+        layer.reset_parameters()
+    pictures = eight_bit(tools.detailed(2, 16))
+    seen = fedsim.observe(nn.Sequential(nn.Flatten(), *layers), pictures, [1, 4])
+    assert fedsim.attack("fc_bias", seen).certified
 
 
 def test_sigmoids_mix_a_batch_and_the_certificate_says_so(tools, cpu):

@@ -3,6 +3,7 @@ import torch
 from scipy.fft import dctn
 
 from fedsim.bounds.gaussian_prior import GaussianPrior, dct_matrix
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.errors import ConfigError
 
 
@@ -30,6 +31,16 @@ def test_pixels_of_the_prior_have_its_deviation_and_neighbours_are_alike_where_i
 def test_colouring_undoes_whitening(rng):
     prior, images = GaussianPrior(image_mean=0.4), torch.rand(2, 3, 4, 6, generator=rng, dtype=torch.float64)
     assert torch.allclose(prior.coloured(prior.whitened(images)), images, atol=1e-12)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("public", [True, False])
+def test_a_windows_covariance_is_a_block_of_that_of_all_pixels(public, channels, rng):
+    shape, rows, columns = (channels, 6, 8), slice(1, 4), slice(6, 8)
+    prior = PublicPrior.of(torch.rand(20, *shape, generator=rng)) if public else GaussianPrior()
+    units = torch.eye(channels * 48, dtype=torch.float64).view(-1, *shape)
+    root = (prior.coloured(units) - prior.centre(units.shape))[..., rows, columns].flatten(1)
+    torch.testing.assert_close(prior.covariance(shape, rows, columns), root.T @ root)
 
 
 def test_draws_are_its_own(rng):

@@ -67,7 +67,7 @@ MODELS = {
         "rotary": False,
         "relative": True,
     },
-    "cait_xxs24_224": {**STOCK, **QKV, **ONE_HEAD, **CLASS, "embedded_prefix_tokens": 0},
+    "cait_xxs24_224": {**STOCK, **QKV, **ONE_HEAD, **CLASS, "prefix_tokens": 0, "embedded_prefix_tokens": 0},
 }
 
 

@@ -15,9 +15,11 @@ from attacks.analytic.patch_bag.block import unplaced_block
 from attacks.analytic.patch_bag.order import find_order, order_of_pairs, twins
 from attacks.analytic.patch_bag.search import find_tokens
 from attacks.analytic.patch_bag.tokens import spanned
+from attacks.building import build_attack
 from experiments.benchmarks.backbones import photograph
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
+from tests.attacks.test_attack_conf import loaded
 
 CPU = torch.device("cpu")
 SMALL = {"depth": 2, "embed_dim": 64, "num_heads": 2, "init_values": 0.1}
@@ -216,6 +218,10 @@ def test_the_same_seed_gives_the_same_bits(seen, found):
     [
         (lambda image: fedsim.observe(model("vit_base_patch16_siglip_224"), image, [3]), "position embedding is added"),
         (lambda image: fedsim.observe(model(ROTARY), image.repeat(2, 1, 1, 1), [3, 4]), "2 images behind the update"),
+        (
+            lambda image: fedsim.observe(model(ROTARY), image, [3], share="delta", lr=0.1, local_steps=3),
+            "3 local steps: the row spaces are those of one",
+        ),
         (lambda image: fedsim.observe(model(ROTARY, depth=1), image, [3]), "one block alone"),
         (lambda image: fedsim.observe(model(ROTARY, embed_dim=12, num_heads=3), image, [3]), "14 tokens >= width 12"),
         (
@@ -235,6 +241,14 @@ def test_a_withheld_gradient_is_named(seen):
     held = replace(seen, update=replace(seen.update, tensors=tensors))
     with pytest.raises(NotApplicable, match=r"blocks\.0\.mlp\.fc2\.weight"):
         run(held)
+
+
+@pytest.mark.parametrize(("name", "attack"), [(ROTARY, "patch_bag"), ("vit_small_patch16_224", "first_block")])
+def test_norms_and_biases_are_not_asked_for(name, attack, small):
+    withheld = {"withhold": {"patterns": ["blocks.0.norm*", "blocks.0.*.bias"]}}
+    held = fedsim.observe(model(name, 16), small, [3], defense=[withheld])
+    assert {"blocks.0.norm2.weight", "blocks.0.mlp.fc2.bias"} <= set(held.update.withheld)
+    build_attack(attack, loaded(attack)).check(held)
 
 
 def test_settings_have_ranges():

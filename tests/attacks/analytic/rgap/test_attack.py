@@ -144,6 +144,16 @@ def test_refusals(picture, tools, cpu):
         RGap(levels=0)
 
 
+def test_images_whose_matrices_fill_the_memory_are_refused_before_any_is_made(tools):
+    def seen(side):
+        image = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+        return tools.observe(ModelSpec("lenet_dlg_32", 10, img_size=side), image, [2])
+
+    RGap().check(seen(64))
+    with pytest.raises(NotApplicable, match=r"body\.0's equations are a matrix of 6\.1 GB: 1\.6 GB at most"):
+        RGap().check(seen(96))
+
+
 def test_the_file_builds_it():
     assert isinstance(build_attack("rgap", loaded("rgap")), RGap)
 

@@ -20,12 +20,12 @@ def test_the_links_in_order():
     assert links[0].output_shape == (4, 4, 4)
 
 
-@pytest.mark.parametrize("layer", [nn.LeakyReLU(0.1), nn.Tanh(), nn.Sigmoid()])
+@pytest.mark.parametrize("layer", [nn.LeakyReLU(0.1), nn.LeakyReLU(0.1, inplace=True), nn.Tanh(), nn.Sigmoid()])
 def test_inverse_and_slope_are_torchs(layer):
-    model = nn.Sequential(nn.Conv2d(3, 2, 3), layer, nn.Flatten(), nn.Linear(72, 5)).double()
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), layer, nn.Flatten(), nn.Linear(432, 5)).double()
     activation = layer_chain(model, SHAPE)[0].activation
     z = torch.linspace(-3, 3, 40, dtype=torch.float64, requires_grad=True)
-    y = layer(z)
+    y = layer(z.clone())
     (slope,) = torch.autograd.grad(y.sum(), z)
     torch.testing.assert_close(activation.inverse(y.detach()), z.detach())
     torch.testing.assert_close(activation.slope(z.detach()), slope)

@@ -5,7 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attacks.analytic.rgap.inversion import conv_matrix, gradient_matrix, read_head, solve_conv, solve_linear
+from attacks.analytic.rgap.inversion import (
+    conv_matrix,
+    gradient_matrix,
+    largest_matrix,
+    read_head,
+    solve_conv,
+    solve_linear,
+)
 
 CONVS = [nn.Conv2d(2, 5, 3, stride=2, padding=1), nn.Conv2d(2, 4, (3, 2), padding=(2, 0), bias=False)]
 
@@ -71,6 +78,16 @@ def test_missing_directions_are_counted(rng):
     A = torch.cat([conv_matrix(conv, x.shape), torch.block_diag(*[gradient_matrix(conv, k, (6, 7))] * 2)])
     assert found.missing == 84 - int(torch.linalg.matrix_rank(A, rtol=1e-6))
     assert bool(found.input.isfinite().all())
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d(3, 40, 3), nn.Conv2d(1, 1, 5, padding=2), nn.Conv2d(3, 2, 5, 2)])
+def test_the_largest_matrix_is_counted(conv):
+    shape = (conv.in_channels, 12, 12)
+    W = conv_matrix(conv, shape)
+    identity = torch.eye(144).view(144, 1, 12, 12)
+    windows = F.unfold(identity, conv.kernel_size, conv.dilation, conv.padding, conv.stride)
+    output_shape = tuple(conv(torch.zeros(1, *shape)).shape[1:])
+    assert largest_matrix(conv, shape, output_shape) == max(W.numel(), (W.T @ W).numel(), windows.numel())
 
 
 def test_a_linear_layers_input(rng):

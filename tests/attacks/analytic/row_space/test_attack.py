@@ -211,6 +211,16 @@ def test_blocks_that_share_a_projection_have_all_their_tokens_in_its_gradient(wi
     assert refused.endswith("is read 3 times: its gradient is not that of the first block")
 
 
+def test_a_class_token_that_joins_behind_the_blocks_is_none_of_the_first_ones_tokens(rng, cpu):
+    """CaiT's: counted among them, one dimension of the row space would be noise."""
+    model = ModelSpec("cait_xxs24_224", 5, img_size=32, dtype="float64", kwargs={"depth": 1}).build(0)
+    image = torch.rand(1, 3, 32, 32, generator=rng)
+    found = LINEAR(fedsim.observe(model, image, [3]), rng, cpu)
+    assert found.certificate.certified, found.certificate.reason
+    assert "equations to spare" in found.certificate.reason
+    assert psnr(found.images, image.double()).item() > 150
+
+
 @pytest.mark.parametrize("defense", [{}, {"mjp_jp": {"ratio": 0.5}}])
 def test_nothing_is_expected_where_each_local_step_may_have_seen_another_image(defense):
     """Patches are shuffled anew in each step: up to 32 dB were expected of 9."""
