@@ -88,10 +88,10 @@ class GaussNewton(GradientMatching):
     def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """One residual of all rounds, each number in units of its own round's error.
 
-        Many rounds go on from the image of the first few, which is near and cost little. Labels are those that most
-        rounds name. Certified is what the first round alone certifies. What leaves more of the rounds than their errors
-        do says so: rounds of different images have no image in common. Rounds that tell nothing are left out, and those
-        of a model that the client has trained on for itself where there are others.
+        Many rounds go on from the image of the first few where that explains them: it is near and cost little. Labels
+        are those that most rounds name. Certified is what the first round alone certifies. What leaves more of the
+        rounds than their errors do says so: rounds of different images have no image in common. Rounds that tell
+        nothing are left out, and those of a model that the client has trained on for itself where there are others.
 
         Raises:
             NotApplicable: the model saw other images in each round.
@@ -118,7 +118,8 @@ class GaussNewton(GradientMatching):
             session = self.session if whole else self.session.part(f"rounds-{few}")
             search = self.search if whole else replace(self.search, draws=0)
             (found,) = search.run(self._task([problem], device, session), [rng])
-            start, trace = problem.observation.to_unit_range(found.images), (*trace, *found.trace)
+            near = found.values["trust"] > 0  # more than the mean of images
+            start, trace = problem.observation.to_unit_range(found.images) if near else None, (*trace, *found.trace)
             if found.values["kept"]:  # a closed form's, which no search of more rounds would better
                 break
         result, count = replace(self._reconstruction(problem, found), trace=trace), len(problems)

@@ -334,8 +334,12 @@ class _VictimSearch:
         self._tell(min(done, self._total()), {"draw": float(draw)})
 
     def _left(self, cost: float) -> float:
-        """What remains of ‖r‖² at the prior's mean, or of ‖W·f*‖² if that is less; 0 where the mean is no point."""
-        return cost / self._least if math.isfinite(self._least) and self._least > 0 else 0.0
+        """What remains of ‖r‖² at the prior's mean, or of ‖W·f*‖² if that is less; 0 where the mean is no point.
+
+        Behind noise of what the noise does not leave at the true image too.
+        """
+        least = self._least - self._noise
+        return max(0.0, cost - self._noise) / least if math.isfinite(least) and least > 0 else 0.0
 
     @cached_property
     def _mean(self) -> Tensor:
@@ -364,6 +368,11 @@ class _VictimSearch:
         return self._alike(alone=1.0)
 
     @property
+    def _noise(self) -> float:
+        """‖r‖² that noise leaves at the true image."""
+        return 0.0 if self.last.before is None else self.last.floor
+
+    @property
     def _doubt(self) -> float:
         """‖r‖² that the errors of what was shared leave at the true image, at most."""
         floor = self.last.floor
@@ -373,7 +382,7 @@ class _VictimSearch:
         """How alike ends of starts are, see `agreement`."""
         if not isinstance(self.problem.space, PixelSpace):
             return alone
-        ends = [End(end.cost, self.plan.point(end.x)) for end in self.ends]
+        ends = [End(max(0.0, end.cost - self._noise), self.plan.point(end.x)) for end in self.ends]
         return agreement(ends, self._mean.to(self.best.x), alone, self.problem.labels)
 
     def _explained(self) -> bool:

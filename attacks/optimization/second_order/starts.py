@@ -109,8 +109,8 @@ class Starts:
     @cached_property
     def _raced(self) -> list[Float[Tensor, " n"]]:
         """Where a few steps from each of the nearest public images end, the one that explains the most first."""
-        points = [point for rank in range(RACERS) if (point := self._nearest(rank)) is not None]
-        return self.warm_start.race(points) if points else []
+        points = [point for rank in range(max(RACERS, len(self.seeds))) if (point := self._nearest(rank)) is not None]
+        return [*self.warm_start.race(points[:RACERS]), *points[RACERS:]] if points else []
 
     def _nearest(self, rank: int) -> Tensor | None:
         """Public images whose update is like the client's: for each image of the batch the one of this rank."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from sklearn.datasets import load_digits
 
 import fedsim
 from attacks.base import Reconstruction
-from attacks.optimization import GaussNewton, Pixels
+from attacks.optimization import GaussNewton, LevenbergMarquardt, Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.attack import _of_own_model
+from attacks.optimization.second_order.ends import End
 from attacks.optimization.second_order.label_orders import MAX_ORDERS, label_orders
 from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.search import _VictimSearch
 from attacks.session import Session
 from defenses import GradientNoise, LeakageGate, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
@@ -117,6 +120,33 @@ def test_an_error_is_predicted_only_where_the_result_is_trusted(images):
     assert (known["trust"], mixed["trust"]) == (1.0, 0.0)
     assert "predicted_psnr" in known
     assert "predicted_psnr" not in mixed
+
+
+def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_end():
+    """Of what images explain, 2e4 of 3e4, the end leaves a twentieth, 6 above what errors allow."""
+    search = object.__new__(_VictimSearch)
+    search.last = SimpleNamespace(before=lambda x: x, floor=1e4)
+    search.problem = SimpleNamespace(count=1, space=None)
+    search.ends, search._least = [End(11_100.0, torch.zeros(192))], 3e4
+    assert search._trust() == 1.0
+    search.ends = [End(25_000.0, torch.zeros(192))]
+    assert search._trust() == 0.0
+
+
+@pytest.mark.parametrize("trust", [0.0, 1.0])
+def test_more_rounds_go_on_from_an_image_that_explains_the_first_few(model, images, monkeypatch, trust):
+    starts = []
+
+    def run(self, task, rngs):
+        (problem,) = task.problems
+        starts.append(problem.start)
+        values = dict.fromkeys(("objective", "within_errors", "explained", "kept"), 0.0) | {"trust": trust}
+        return [BestCandidate(torch.zeros(1, 3, 4, 4), problem.labels, values, torch.zeros(1))]
+
+    monkeypatch.setattr(LevenbergMarquardt, "run", run)
+    seen = [fedsim.observe(model, images[:1], [1], server_round=number) for number in range(6)]
+    solved(fedsim.History(seen))
+    assert [start is None for start in starts] == [True, trust == 0.0]
 
 
 @pytest.mark.parametrize(

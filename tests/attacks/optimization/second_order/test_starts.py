@@ -131,6 +131,15 @@ def test_they_are_public_images_that_explain_the_most_of_their_class_or_of_any(m
     assert not torch.allclose(seen.to_unit_range(second().view(2, 3, 8, 8)), found, atol=0.1)
 
 
+def test_as_many_public_images_are_starts_as_are_asked_for(mlp, digits, cpu):
+    images, labels = digits
+    seen = fedsim.observe(mlp, images[:1], labels[:1]).with_public_images(images[1000:1020], labels[1000:1020])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels[:1], Pixels(), {}, cpu)
+    made = Starts(problem, seen.image_prior, cpu, range(9), Nearest(torch.zeros(192).double(), True), 1024)
+    found = [make() for _, make in made.of(["public"])]
+    assert len({tuple(point.tolist()) for point in found}) == 9
+
+
 def test_each_image_of_a_batch_has_a_start_of_its_class(digits, two_race):
     images, labels = digits
     seen = fedsim.observe(trained_mlp(digits, 48), images[:2], labels[:2])
