@@ -1,5 +1,6 @@
 """From a file to pixels, once."""
 
+import contextlib
 import functools
 import io
 import logging
@@ -84,7 +85,8 @@ class ImageCache:
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
     """Without transparency; 16-bit grey keeps its upper byte, 8 bits in a picture of 16 or 32 stay."""
-    image = PIL.ImageOps.exif_transpose(image)
+    with contextlib.suppress(*UNREADABLE):  # where the EXIF block is damaged nobody can tell how it is turned
+        image = PIL.ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.int64)
         if (brightest := levels.max()) > 255:

@@ -80,6 +80,11 @@ def test_exif_orientation_is_undone():
     assert np.array_equal(turned[0].numpy(), RAMP[10:30][::-1])
 
 
+def test_a_damaged_exif_block_leaves_the_picture_as_it_lies():
+    content = encoded(PIL.Image.fromarray(RAMP), "JPEG", dpi=(72, 72), exif=b"Exif\0\0garbage!")
+    np.testing.assert_allclose(decode(content, 20)[0].numpy().astype(int), RAMP[10:30], atol=3)
+
+
 def test_what_is_kept_is_found_in_every_pass_through_more_than_there_is_room_for():
     cache = ImageCache(max_bytes=3 * 12)
     pictures = {row: torch.full((3, 2, 2), row, dtype=torch.uint8) for row in range(4)}
