@@ -1,5 +1,6 @@
 import itertools
 import logging
+import os
 import time
 
 import pytest
@@ -91,6 +92,19 @@ def test_pictures_deeper_in_a_class_folder(write_folder):
 def test_formats(write_folder, extension):
     data = FederatedData(ImageFolder(write_folder({"a": 3, "b": 3}, extension)), None, image_size=8)
     assert data.train.images([0, 1]).shape == (2, 3, 8, 8)
+
+
+def test_a_folder_that_may_not_be_read_is_named(write_folder, monkeypatch):
+    root = write_folder({"ill/first": 4, "ill/second": 4, "well": 4})
+    scan = os.scandir
+
+    def guarded(path):
+        if str(path).endswith("second"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    assert f"cannot be read: {root / 'ill' / 'second'} (Permission denied)" in refusal(root)
 
 
 def test_hidden_and_foreign_files_are_ignored(write_folder):
