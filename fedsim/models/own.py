@@ -74,6 +74,7 @@ def own_architecture(
     if classes < 2:
         expected = "one of 2 outputs at least: over one class no loss has a gradient"
         raise ConfigError("model", type(model).__name__, expected)
+    about["outputs"] = classes
     if classifier is not None:
         about["classifier"] = classifier
     if roles is not None:
