@@ -113,7 +113,8 @@ def observation_of(
     module = architecture.build()
     state = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    tensors, buffers = _of_this_model(key, _by_name(key, value, list(parameters)), parameters, state)
+    every = [name for name, _ in module.named_parameters()]
+    tensors, buffers = _of_this_model(key, _by_name(key, value, list(parameters), every), parameters, state)
     withheld = dict.fromkeys((name for name in parameters if name not in tensors), "the client")
     count = num_examples if num_examples is not None else protocol.batch_size
     update = Update(tensors, kind, count, withheld, buffers)
@@ -122,15 +123,16 @@ def observation_of(
 
 
 def _by_name(
-    key: str, value: Mapping[str, Given] | Sequence[Given | None] | None, names: Sequence[str]
+    key: str, value: Mapping[str, Given] | Sequence[Given | None] | None, trained: Sequence[str], every: Sequence[str]
 ) -> dict[str, Given]:
+    """A list is of the trained parameters, or of every one."""
     if isinstance(value, Mapping):
         return dict(value)
     listed = list(value or ())
+    names = every if len(listed) == len(every) else trained
     if len(listed) != len(names):
-        raise ConfigError(
-            key, f"{len(listed)} tensors", f"one for each of the model's {len(names)} parameters, or by name"
-        )
+        expected = f"one for each of the model's {len(every)} parameters ({len(trained)} trained), or by name"
+        raise ConfigError(key, f"{len(listed)} tensors", expected)
     return {name: tensor for name, tensor in zip(names, listed, strict=True) if tensor is not None}
 
 

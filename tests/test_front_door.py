@@ -306,6 +306,16 @@ def test_gradients_of_nothing_or_of_another_model_are_refused(vit, given, words)
         fedsim.Observation.of(vit, **given)
 
 
+@pytest.mark.parametrize("every", [True, False])
+def test_a_list_of_gradients_may_leave_out_frozen_parameters_or_hold_none_for_them(every):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8), nn.Linear(8, 10))
+    model[1].requires_grad_(False)
+    nn.functional.cross_entropy(model(IMAGES[:1]), torch.tensor(LABELS[:1])).backward()
+    listed = [p.grad for p in model.parameters() if every or p.requires_grad]
+    seen = fedsim.Observation.of(model, listed, image_shape=(3, 32, 32))
+    assert {name: t.shape for name, t in seen.update.tensors.items()} == {"2.weight": (10, 8), "2.bias": (10,)}
+
+
 def test_arrays_are_gradients_too(vit):
     seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
     arrays = {name: tensor.numpy() for name, tensor in seen.update.tensors.items()}

@@ -1,5 +1,6 @@
 """ATS (Gao et al., CVPR 2021): pictures pass transformations that a search found to leave attacks little."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -7,7 +8,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from defenses.base import Batch, Defense
+from defenses.base import Batch, Defense, Plan
 from defenses.image.pixels import Normalisation, on_bytes
 from defenses.settings import flag, whole
 from fedsim.effects import Effect, TransformsImages
@@ -90,6 +91,17 @@ class AutomaticTransformation(Defense):
     @property
     def _changes(self) -> bool:
         return bool(self.policies or self.crop_padding or self.flip)
+
+    def check(self, plan: Plan) -> None:
+        """Raises ConfigError where a transformation takes no images of the model's channels."""
+        channels = 3 if plan.image_shape is None else plan.image_shape[0]
+        image = torch.zeros(channels, 8, 8, dtype=torch.uint8)
+        for number in range(len(LIBRARY)) if isinstance(self.policies, str) else itertools.chain(*self.policies):
+            try:
+                apply(*LIBRARY[number], image, torch.Generator())
+            except TypeError as error:
+                expected = f"without {number} ({LIBRARY[number][0]}) for images of {channels} channels ({error})"
+                raise ConfigError("defense.ats.policies", self.policies, expected) from error
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
         """The model stays; its normalisation is what pictures are taken back by."""

@@ -34,7 +34,8 @@ class _Mixing(Defense):
         self._classes: int | None = None
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        classes = getattr(model, "num_classes", None)
+        about = getattr(model, "pretrained_cfg", None) or {}
+        classes = about.get("outputs", getattr(model, "num_classes", None))  # counted, or as timm's models say
         if not isinstance(classes, int):
             raise ConfigError("defense", self.name, f"a model with num_classes, which {type(model).__name__} has not")
         self._classes = classes

@@ -29,6 +29,7 @@ from experiments.python.results import attack_table, read_results
 from fedsim.data.own import Own, OwnData, check_own, own_data
 from fedsim.errors import ConfigError
 from fedsim.models import OwnArchitecture, architecture_seed, own_architecture, training_mode_of
+from fedsim.models.own import is_timms
 from fedsim.report.render import build_comparison, build_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
@@ -200,7 +201,7 @@ def _refuse_unsent(architecture: OwnArchitecture) -> None:
 
 def _first_shape(model: nn.Module, dataset: Own) -> Sequence[int] | None:
     """None where the model says itself what it reads."""
-    if hasattr(model, "pretrained_cfg") or hasattr(model, "patch_embed"):
+    if is_timms(model):
         return None
     first = dataset[0][0] if len(dataset) else None
     found = getattr(first, "shape", None)

@@ -185,11 +185,14 @@ class FederatedData:
             except REFUSALS as error:
                 divided_by_zero = isinstance(error, ArithmeticError)
                 reason = "some client or shard would be empty" if divided_by_zero else one_line(error)
+                advice = "Fewer clients (num_clients) may do, or a more even partition"
+                if vars(self._partitioner).get("_partition_by", "label") not in self._splits.train.column_names:
+                    advice = "partition.partition_by is label, or natural_id by data=hub data.natural_id_column=COLUMN"
                 raise ConfigError(
                     "partition",
                     self._name,
                     fault=f"cannot divide {len(self._splits.train)} training pictures of {self.num_classes} classes: "
-                    f"{reason.rstrip('.')}. Fewer clients (num_clients) may do, or a more even partition",
+                    f"{reason.rstrip('.')}. {advice}",
                 ) from error
         for warning in caught:
             logger.info("%s: %s", self._name, one_line(warning.message) if isinstance(warning.message, Warning) else "")

@@ -180,8 +180,9 @@ def _class_names(dataset: Dataset, label: str) -> tuple[str, ...]:
     feature = dataset.features[label]
     if isinstance(feature, ClassLabel):
         return tuple(feature.names)
-    values = [value for value in dataset.unique(label) if value is not None]
-    if not all(isinstance(value, int | str) for value in values):
+    plain = isinstance(feature, Value)  # others cannot be asked for their unique values
+    values = [value for value in dataset.unique(label) if value is not None] if plain else []
+    if not plain or not all(isinstance(value, int | str) for value in values):
         raise ConfigError("data.label_column", label, f"a column of classes, integers or strings, not {feature}")
     return tuple(str(value) for value in sorted(values))
 

@@ -123,8 +123,11 @@ class ImageFolder:
 
 
 def _images_below(folder: Path, root: Path) -> list[str]:
+    def refuse(error: OSError) -> None:
+        raise ConfigError("data.path", root, fault=f"cannot be read: {error.filename} ({error.strerror})") from error
+
     found = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         relative = Path(parent).relative_to(root)
         found += [(relative / name).as_posix() for name in names if is_image(name)]

@@ -1,6 +1,9 @@
 """From a file to pixels, once."""
 
+import contextlib
+import functools
 import io
+import logging
 import struct
 import threading
 from collections.abc import Sequence
@@ -12,6 +15,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 # What Pillow raises for a file that is no picture, is cut short, or is larger than any real picture.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
 
@@ -20,7 +25,7 @@ def decode(content: str | bytes, size: int) -> UInt8[Tensor, "3 {size} {size}"]:
     """Read a picture (a path, or the file's bytes) as RGB, upright, `size` pixels square.
 
     Where the size differs, the shorter side is resized to `size` (bicubic, antialiased) and the centre cut out.
-    Transparency is dropped, 16-bit grey keeps its upper byte, 8 bits in a picture of 32 stay.
+    Transparency is dropped, 16-bit grey keeps its upper byte, 8 bits in a picture of 16 or 32 stay.
 
     Raises:
         one of `UNREADABLE`: the content is no whole picture.
@@ -79,15 +84,23 @@ class ImageCache:
 
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Without transparency; 16-bit grey keeps its upper byte, 8 bits in a picture of 32 stay."""
-    image = PIL.ImageOps.exif_transpose(image)
-    if image.mode == "I" and np.asarray(image).max() <= 255:
-        image = image.convert("L")
+    """Without transparency; 16-bit grey keeps its upper byte, 8 bits in a picture of 16 or 32 stay."""
+    with contextlib.suppress(*UNREADABLE):  # where the EXIF block is damaged nobody can tell how it is turned
+        image = PIL.ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
-        # Pillow would clip 16 bits at 255: nearly everything white.
-        upper_byte = np.asarray(image).astype(np.int64) >> 8
-        return PIL.Image.fromarray(upper_byte.clip(0, 255).astype(np.uint8)).convert("RGB")
+        levels = np.asarray(image).astype(np.int64)
+        if (brightest := levels.max()) > 255:
+            if brightest < 2**12:
+                _warn_of_few_bits()
+            levels >>= 8  # Pillow would clip 16 bits at 255: nearly everything white
+        return PIL.Image.fromarray(levels.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "P":
         # By way of RGBA, because Pillow warns about palettes with transparency.
         return image.convert("RGBA").convert("RGB")
     return image.convert("RGB")
+
+
+@functools.cache
+def _warn_of_few_bits() -> None:
+    """Once in a process."""
+    logger.warning("a 16-bit grey picture holds 12 bits or fewer and is read as nearly black: stretch it to all 16")

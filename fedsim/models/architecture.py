@@ -93,6 +93,11 @@ class ModelSpec:
             load_plugins()
         if not timm.is_model(self.name):
             raise ConfigError("model.name", self.name, fault=f"timm has no such model.{_similar(self.name)}")
+        try:
+            timm.get_pretrained_cfg(self.name)
+        except RuntimeError as error:  # the part behind the dot, which is_model ignores
+            hint = nearest(self.name, timm.list_pretrained(f"{self.name.partition('.')[0]}.*"))
+            raise ConfigError("model.name", self.name, fault=f"{error}{hint}") from error
         if self.variant not in VARIANTS:
             raise ConfigError("model.variant", self.variant, f"one of {', '.join(VARIANTS)}")
         if self.dtype not in DTYPES:
@@ -150,11 +155,20 @@ class ModelSpec:
         return saved.but_head(model, known_head(model, "model.checkpoint_head", "false"))
 
     def _create(self, arguments: dict[str, Any], seed: int) -> nn.Module:
+        import httpx  # timm brings it along
+
         from fedsim.models.registry import timm
 
         try:
             with seeded_globals(seed, "model"):
                 model: nn.Module = timm.create_model(self.name, pretrained=self.pretrained, **arguments)
+        except (OSError, httpx.HTTPError) as error:
+            if not self.pretrained:
+                raise
+            words = f"the weights of {self.name} cannot be fetched: {' '.join(str(error).split())[:200]}"
+            raise ConfigError(
+                "model.pretrained", "true", fault=f"{words}; model.checkpoint=FILE needs no network"
+            ) from error
         except REFUSALS as error:
             if isinstance(error, TypeError) and "argument 'img_size'" in str(error) and self.img_size is not None:
                 others = {name: value for name, value in arguments.items() if name != "img_size"}

@@ -65,8 +65,8 @@ def own_architecture(
     except Exception as error:
         raise ConfigError("model", type(model).__name__, f"a module that copy.deepcopy can copy ({error})") from error
     known = getattr(module, "pretrained_cfg", None) or {}
-    shape = tuple(image_shape) if image_shape is not None else _shape(module, bool(known))
-    usual = normalisation(module) if known or hasattr(module, "patch_embed") else ((0.0,), (1.0,))
+    shape = tuple(image_shape) if image_shape is not None else _shape(module)
+    usual = normalisation(module) if is_timms(module) else ((0.0,), (1.0,))
     values = {"mean": _each("mean", mean, usual[0], shape[0]), "std": _each("std", std, usual[1], shape[0])}
     about: dict[str, Any] = {**known, **values, "input_size": shape}
     module.pretrained_cfg = about  # type: ignore[assignment]
@@ -74,6 +74,7 @@ def own_architecture(
     if classes < 2:
         expected = "one of 2 outputs at least: over one class no loss has a gradient"
         raise ConfigError("model", type(model).__name__, expected)
+    about["outputs"] = classes
     if classifier is not None:
         about["classifier"] = classifier
     if roles is not None:
@@ -101,8 +102,14 @@ def training_mode_of(model: nn.Module) -> bool:
     return model.training
 
 
-def _shape(module: nn.Module, known: bool) -> tuple[int, ...]:
-    if not known and not hasattr(module, "patch_embed"):
+def is_timms(module: nn.Module) -> bool:
+    """Whether it is built by timm, of a class of timm's or of one derived from it: then it says what it reads."""
+    classes = type(module).__mro__
+    return bool(getattr(module, "pretrained_cfg", None)) or any(one.__module__.startswith("timm.") for one in classes)
+
+
+def _shape(module: nn.Module) -> tuple[int, ...]:
+    if not is_timms(module):
         expected = "(channels, height, width) of the images that the model reads: only timm's models say it themselves"
         raise ConfigError("image_shape", None, expected)
     return _channels(module), *input_sides(module)

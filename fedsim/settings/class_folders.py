@@ -16,18 +16,25 @@ TEST_NAMES = ("val", "valid", "validation", "test", "testing")
 
 
 def layout(root: Path) -> tuple[str, str | None, list[str]]:
-    """The training folder, the test folder, and those left unused, relative to the root ("" is the root itself)."""
+    """The training folder, the test folder, and those left unused, relative to the root ("" is the root itself).
+
+    Raises:
+        ConfigError: without a training folder, class folders lie beside a test folder.
+    """
     folders = {folder.name.lower(): folder for folder in visible_folders(root)}
-    splits = {
-        name: folders[name] for name in (*TRAIN_NAMES, *TEST_NAMES) if name in folders and _is_split(folders[name])
-    }
-    found = [folder.name for folder in splits.values()]
+    named = [name for name in (*TRAIN_NAMES, *TEST_NAMES) if name in folders]
+    only_splits = len(named) == len(folders) > 0
+    found = [folders[name].name for name in named if _is_split(folders[name], only_splits)]
     if not found:
         # Split folders without class folders are no classes either: the first is named in the refusal.
-        only_splits = folders and folders.keys() <= {*TRAIN_NAMES, *TEST_NAMES}
         return (folders[min(folders)].name if only_splits else ""), None, []
-    used = found[:2] if next(iter(splits)) in TRAIN_NAMES else found[:1]
-    return used[0], used[1] if len(used) > 1 else None, found[len(used) :]
+    trained = found[0].lower() in TRAIN_NAMES
+    others = [folder for folder in folders.values() if folder.name not in found]
+    if not trained and (classes := [folder.name for folder in others if _holds_pictures(folder)]):
+        words = f"{classes[0]}, with pictures, lies beside {found[0]}; expected class folders alone, or train and test"
+        raise ConfigError("data.path", root, fault=words)
+    used = found[: 2 if trained else 1]
+    return used[0], used[1] if len(used) > 1 else None, [*found[len(used) :], *(folder.name for folder in others)]
 
 
 def classes_in(folder: Path) -> list[Path]:
@@ -38,8 +45,7 @@ def classes_in(folder: Path) -> list[Path]:
     """
     classes = visible_folders(folder)
     if not classes:
-        loose = any(is_image(child.name) for child in folder.iterdir())
-        found = "pictures, but no class folders" if loose else "no class folders"
+        found = "pictures, but no class folders" if _holds_pictures(folder) else "no class folders"
         raise ConfigError("data.path", folder, fault=f"holds {found}; expected one folder of pictures per class")
     return classes
 
@@ -81,6 +87,10 @@ def is_image(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122 - a name only
 
 
-def _is_split(folder: Path) -> bool:
-    """A class may be called `train` too: then it holds its pictures directly."""
-    return bool(visible_folders(folder)) and not any(is_image(child.name) for child in folder.iterdir())
+def _is_split(folder: Path, only_splits: bool) -> bool:
+    """A class may be called `train` too: beside other classes, and then it holds its pictures directly."""
+    return bool(visible_folders(folder)) and (only_splits or not _holds_pictures(folder))
+
+
+def _holds_pictures(folder: Path) -> bool:
+    return any(is_image(child.name) for child in folder.iterdir())

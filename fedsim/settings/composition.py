@@ -28,7 +28,8 @@ def image_side(model: Mapping[str, Any]) -> int:
     """The side in pixels of the pictures that the configured model reads, without building it.
 
     Raises:
-        ConfigError: timm has no such model, or a setting is none of a model's.
+        ConfigError: timm has no such model, it reads no square pictures of three channels, or a setting is none of a
+            model's.
     """
     classes = 1 if model.get("num_classes") is None else model["num_classes"]
     check_arguments("model", {**model, "num_classes": classes}, ModelSpec)
@@ -42,12 +43,16 @@ def image_side(model: Mapping[str, Any]) -> int:
         if key in (kwargs := model.get("kwargs") or {}):
             raise ConfigError(f"model.kwargs.{key}", kwargs[key], f"left out: model.{key} is a setting of its own")
     ModelSpec.from_dict({**model, "num_classes": 1}).check()
-    if model.get("img_size") is not None:
-        return int(model["img_size"])
     from fedsim.models.registry import timm
 
-    default = timm.get_pretrained_cfg(model["name"])
-    return int(default.input_size[-1]) if default is not None else 224
+    default, side = timm.get_pretrained_cfg(model["name"]), model.get("img_size")
+    channels, height, width = default.input_size if default is not None else (3, 224, 224)
+    if (model.get("kwargs") or {}).get("in_chans", channels) != 3:
+        raise ConfigError("model.name", model["name"], f"a model of pictures of 3 channels, not of {channels}")
+    if side is None and height != width:
+        expected = f"a model of square pictures, not of {height}x{width}: model.img_size=SIDE, where it reads others"
+        raise ConfigError("model.name", model["name"], expected)
+    return int(width if side is None else side)
 
 
 def build_source(data: Mapping[str, Any]) -> Source:

@@ -1,8 +1,11 @@
+import re
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
+import fedsim
 from clients.training import LossGradient
 from defenses import AutomaticTransformation, Batch, DefenseChain
 from defenses.image.ats import EITHER_WAY, LIBRARY, RANGES, apply, shifted, transformed
@@ -208,6 +211,14 @@ def test_changes_the_gradient_and_keeps_the_labels():
 def test_refuses_settings(settings, key):
     with pytest.raises(ConfigError, match=rf"defense\.ats\.{key}="):
         configured(AutomaticTransformation, **settings)
+
+
+@pytest.mark.parametrize(("policies", "first"), [([[6, 1]], "1 (contrast)"), ("random", "1 (contrast)")])
+def test_transformations_of_colours_are_refused_for_images_of_more_channels(policies, first):
+    model, images = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4 * 64, 3)), torch.rand(2, 4, 8, 8)
+    with pytest.raises(ConfigError, match=rf"{re.escape(first)} for images of 4 channels"):
+        fedsim.observe(model, images, [0, 1], defense=[AutomaticTransformation(policies)])
+    assert fedsim.observe(model, images, [0, 1], defense=[AutomaticTransformation([[6, 3]])]).update.tensors
 
 
 def test_before_wrap_model(rng):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import fedsim
 from clients.training import LossGradient
 from defenses import Batch, CutMix, DefenseChain, InstaHide, MixUp, Plan
 from defenses.image.mixing import beta_shares, bounded_shares, class_shares, cut_box, distinct_partners, mixture
@@ -184,6 +185,14 @@ def test_batches_without_a_partner_are_refused(defense, least):
     if least > 1:
         with pytest.raises(ConfigError, match=rf"client\.batch_size={least - 1}: must be {least} or more"):
             defense.check(Plan(SPEC.build(0), {"batch_size": least - 1}, {}, {}))
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_classes_are_the_outputs_of_a_model_whose_head_was_replaced(name):
+    model = ModelSpec("vit_nano_patch2_8", 10).build(0)
+    model.head = torch.nn.Linear(model.head.in_features, 12)
+    seen = fedsim.observe(model, torch.rand(4, 3, 8, 8), [0, 2, 11, 3], defense=[MIXING[name]])
+    assert seen.update.tensors["head.bias"].shape == (12,)
 
 
 def test_refuses_a_model_without_classes_and_use_before_wrap_model():

@@ -174,6 +174,9 @@ def test_what_a_partitioner_refuses(partitioner, message):
     assert (error.key, error.value) == ("partition", type(partitioner).__name__)
     assert message in str(error)
     assert "300 training pictures of 5 classes" in str(error)
+    no_column = message in ("hospital", "lable")
+    assert ("or natural_id by data=hub data.natural_id_column=COLUMN" in str(error)) == no_column
+    assert ("Fewer clients (num_clients) may do" in str(error)) == (not no_column)
 
 
 def test_a_client_without_pictures_is_named():

@@ -196,6 +196,15 @@ def test_two_image_columns_must_be_chosen_from(write_parquet):
     assert len(Hub(name, image_column="mask").load().train) == 16
 
 
+@pytest.mark.parametrize(
+    ("kind", "labels"), [(datasets.List(CLASSES), [[0], [0, 1]]), ({"a": CLASSES}, [{"a": 0}] * 2)]
+)
+def test_a_column_of_several_labels_for_each_picture_is_refused(write_parquet, kind, labels):
+    error = refusal(write_parquet(kind, train=labels * 10))
+    assert (error.key, error.value) == ("data.label_column", "label")
+    assert error.expected.startswith("a column of classes, integers or strings, not ")
+
+
 def test_two_label_columns_must_be_chosen_from(write_parquet):
     name = write_parquet(CLASSES, extra={"coarse": (ClassLabel(names=["animal"]), 0)}, train=TWENTY)
     assert "label, coarse" in str(refusal(name))

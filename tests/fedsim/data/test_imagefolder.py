@@ -1,5 +1,6 @@
 import itertools
 import logging
+import os
 import time
 
 import pytest
@@ -58,9 +59,24 @@ def test_of_two_test_folders_val_counts(write_folder, caplog):
     assert "not used: test" in caplog.text
 
 
-def test_a_test_folder_without_classes_is_not_one(write_folder):
-    splits = ImageFolder(write_folder({"train/cat": 9, "train/dog": 9, "test": 3})).load()
+def test_a_test_folder_without_classes_is_not_one(write_folder, caplog):
+    with caplog.at_level(logging.WARNING):
+        splits = ImageFolder(write_folder({"train/cat": 9, "train/dog": 9, "test": 3})).load()
     assert all(name.startswith("train/") for part in ids(splits) for name in part)
+    assert "not used: test, only train" in caplog.text
+
+
+@pytest.mark.parametrize("loose", [["train"], ["train", "test"]])
+def test_a_loose_picture_in_a_split_folder_leaves_it_one(write_folder, loose):
+    root = write_folder({"train/cat": 9, "train/dog": 9, "test/cat": 2, "test/dog": 2} | dict.fromkeys(loose, 1))
+    train, test, _ = ids(ImageFolder(root).load())
+    assert all(name.startswith("train/") for name in train)
+    assert all(name.startswith("test/") for name in test)
+
+
+def test_class_folders_beside_a_test_folder_are_not_passed_over(write_folder):
+    message = refusal(write_folder({"ill": 9, "well": 9, "test/ill": 3, "test/well": 3}))
+    assert "ill, with pictures, lies beside test; expected class folders alone, or train and test" in message
 
 
 def test_a_class_may_be_called_train(write_folder):
@@ -76,6 +92,19 @@ def test_pictures_deeper_in_a_class_folder(write_folder):
 def test_formats(write_folder, extension):
     data = FederatedData(ImageFolder(write_folder({"a": 3, "b": 3}, extension)), None, image_size=8)
     assert data.train.images([0, 1]).shape == (2, 3, 8, 8)
+
+
+def test_a_folder_that_may_not_be_read_is_named(write_folder, monkeypatch):
+    root = write_folder({"ill/first": 4, "ill/second": 4, "well": 4})
+    scan = os.scandir
+
+    def guarded(path):
+        if str(path).endswith("second"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    assert f"cannot be read: {root / 'ill' / 'second'} (Permission denied)" in refusal(root)
 
 
 def test_hidden_and_foreign_files_are_ignored(write_folder):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clients.app import cache_bytes
-from fedsim.data.pictures import ImageCache, decode
+from fedsim.data.pictures import ImageCache, _warn_of_few_bits, decode
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8)[:, None], (1, 20))  # 40 rows high, 20 wide
 
@@ -52,10 +52,20 @@ def test_every_mode_becomes_rgb(mode):
     np.testing.assert_allclose(decoded[1].numpy().astype(int), RAMP[10:30], atol=tolerance)
 
 
-def test_eight_bits_in_a_picture_of_32_are_no_lower_byte():
-    picture = PIL.Image.fromarray(RAMP.astype(np.int32))
-    assert picture.mode == "I"
+@pytest.mark.parametrize(("kind", "mode"), [(np.uint16, "I;16"), (np.int32, "I")])
+def test_eight_bits_in_a_picture_of_more_are_no_lower_byte(kind, mode):
+    picture = PIL.Image.fromarray(RAMP.astype(kind))
+    assert picture.mode == mode
     assert np.array_equal(decode(encoded(picture, "TIFF"), 20)[0].numpy(), RAMP[10:30])
+
+
+def test_twelve_bits_in_16_are_told_once(caplog):
+    _warn_of_few_bits.cache_clear()
+    for shift in (8, 4, 4):
+        decode(encoded(PIL.Image.fromarray(RAMP.astype(np.uint16) << shift)), 20)
+    assert [record.message for record in caplog.records] == [
+        "a 16-bit grey picture holds 12 bits or fewer and is read as nearly black: stretch it to all 16"
+    ]
 
 
 def test_a_palette_with_transparency_does_not_warn():
@@ -68,6 +78,11 @@ def test_exif_orientation_is_undone():
     exif[0x0112] = 3  # upside down
     turned = decode(encoded(PIL.Image.fromarray(RAMP), exif=exif), 20)
     assert np.array_equal(turned[0].numpy(), RAMP[10:30][::-1])
+
+
+def test_a_damaged_exif_block_leaves_the_picture_as_it_lies():
+    content = encoded(PIL.Image.fromarray(RAMP), "JPEG", dpi=(72, 72), exif=b"Exif\0\0garbage!")
+    np.testing.assert_allclose(decode(content, 20)[0].numpy().astype(int), RAMP[10:30], atol=3)
 
 
 def test_what_is_kept_is_found_in_every_pass_through_more_than_there_is_room_for():

@@ -1,8 +1,10 @@
 from collections import OrderedDict
 from dataclasses import replace
 
+import httpx
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -77,6 +79,10 @@ def test_what_wrappers_draw_is_drawn_alike_in_every_process():
     ("settings", "words"),
     [
         ({"name": "vit_tiny_patch16_244"}, "Did you mean 'vit_tiny_patch16_224'"),
+        (
+            {"name": "vit_tiny_patch16_224.augreg_in1k"},
+            r"^model\.name=.*: Invalid pretrained tag \(augreg_in1k\) for .* Did you mean '.*\.augreg_in21k'\?$",
+        ),
         ({"variant": "apri"}, "one of stock, april"),
         ({"dtype": "float16"}, "one of float32, float64"),
         ({"checkpoint": "nowhere.safetensors"}, "there is no such file"),
@@ -97,6 +103,17 @@ def test_what_wrappers_draw_is_drawn_alike_in_every_process():
 def test_refusals(settings, words):
     with pytest.raises(ConfigError, match=words):
         ModelSpec(**{"name": "vit_tiny_patch16_224", "num_classes": 5, **settings}).build(0)
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError("no\nnetwork"), httpx.ConnectError("no network")])
+def test_weights_that_cannot_be_fetched_are_one_line(error, monkeypatch):
+    def fetch(*_, **__):
+        raise error
+
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", fetch)
+    words = r"^model\.pretrained=true: the weights of vit_tiny_patch16_224 cannot be fetched: no network; model\.check"
+    with pytest.raises(ConfigError, match=words):
+        ModelSpec("vit_tiny_patch16_224", 5, pretrained=True).build(0)
 
 
 def test_checkpoints(tmp_path):

@@ -14,16 +14,18 @@ SHAPE = (3, 16, 16)
 
 
 class OwnViT(nn.Module):
+    PROJECTION = "embed"
+
     def __init__(self, token: bool = True, padding: int = 0, width: int = 48) -> None:
         super().__init__()
-        self.embed = nn.Conv2d(3, width, 4, stride=4, padding=padding)
+        self.add_module(self.PROJECTION, nn.Conv2d(3, width, 4, stride=4, padding=padding))
         self.start = nn.Parameter(torch.zeros(1, 1, width)) if token else None
         self.positions = nn.Parameter(0.02 * torch.randn(1, 16 + token, width))
         self.block = nn.TransformerEncoderLayer(width, 2, 64, dropout=0.0, batch_first=True)
         self.head = nn.Linear(width, 5)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        tokens = self.embed(images).flatten(2).transpose(1, 2)
+        tokens = self.get_submodule(self.PROJECTION)(images).flatten(2).transpose(1, 2)
         if self.start is not None:
             tokens = torch.cat([self.start.expand(len(tokens), -1, -1), tokens], dim=1)
         return self.head(self.block(tokens + self.positions).mean(dim=1))
@@ -52,15 +54,23 @@ def test_the_image_comes_back_once_the_roles_are_stated(token, tmp_path):
     assert torch.equal(fedsim.attack("patch_gradient", again).images, result.images)
 
 
-def test_a_gradient_from_elsewhere_an_audit_and_a_defense_read_the_roles_too(tmp_path):
-    model, images, labels = OwnViT(), torch.rand(2, *SHAPE), torch.tensor([1, 3])
+class NamedAsTimm(OwnViT):
+    """One part has the name that timm's ViTs have for it, whose usual normalisation is none of its own."""
+
+    PROJECTION = "patch_embed"
+
+
+@pytest.mark.parametrize("kind", [OwnViT, NamedAsTimm])
+def test_a_gradient_from_elsewhere_an_audit_and_a_defense_read_the_roles_too(kind, tmp_path):
+    model, images, labels = kind(), torch.rand(2, *SHAPE), torch.tensor([1, 3])
+    roles = ROLES if kind is OwnViT else {**ROLES, "patch_weight": "patch_embed.weight"}
     loss = nn.functional.cross_entropy(model(images[:1]), labels[:1])
     shared = torch.autograd.grad(loss, list(model.parameters()))
-    seen = fedsim.Observation.of(model, shared, image_shape=SHAPE, roles=ROLES)
+    seen = fedsim.Observation.of(model, shared, image_shape=SHAPE, roles=roles)
     assert fedsim.score(fedsim.attack("patch_gradient", seen), images[:1], labels[:1]).psnr[0] > 60
-    hidden = fedsim.observe(model, images[:1], labels[:1], defense=["withhold_pe"], roles=ROLES)
+    hidden = fedsim.observe(model, images[:1], labels[:1], defense=["withhold_pe"], roles=roles)
     assert fedsim.attack("patch_gradient", hidden).reason == "positions's gradient is withheld by withhold_pe"
-    found = fedsim.audit(model, (images, labels), ["patch_gradient"], num_images=2, roles=ROLES, run_dir=tmp_path)
+    found = fedsim.audit(model, (images, labels), ["patch_gradient"], num_images=2, roles=roles, run_dir=tmp_path)
     assert found.table.loc[0, "certified"] == 2
     with pytest.raises(ConfigError, match="run_dir"):
         fedsim.audit(model, (images, labels), ["patch_gradient"], num_images=2, run_dir=tmp_path)

@@ -1,9 +1,12 @@
 """From a resolved configuration to objects."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
+from fedsim.models.registry import timm
 from fedsim.settings.composition import build_data, image_side
 from tests.support.federation import settings
 
@@ -45,3 +48,15 @@ def test_settings_of_their_own_are_no_arguments_of_a_constructor(key):
     with pytest.raises(ConfigError, match=said):
         image_side(model)
     ModelSpec.from_dict({**model, "num_classes": 4}).check()  # a record's model stays what it was
+
+
+def test_a_model_of_pictures_that_are_not_square_or_not_rgb_is_refused(monkeypatch):
+    tall = {"name": "vit_base_patch16_sapiens2"}
+    with pytest.raises(ConfigError, match=r"^model\.name=.*: must be a model of square pictures, not of 1024x768: "):
+        image_side(tall)
+    assert image_side({**tall, "img_size": 512}) == 512
+    grey = replace(timm.get_pretrained_cfg("vit_nano_patch2_8"), input_size=(1, 8, 8))
+    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: grey)
+    with pytest.raises(ConfigError, match=r"^model\.name=.*: must be a model of pictures of 3 channels, not of 1$"):
+        image_side({"name": "vit_nano_patch2_8", "img_size": 16})
+    assert image_side({"name": "vit_nano_patch2_8", "kwargs": {"in_chans": 3}}) == 8
