@@ -4,7 +4,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from logging import getLogger
 
 import torch
 
@@ -18,8 +17,6 @@ from fedsim.history import History
 from fedsim.observation import Observation
 
 __all__ = ["Attack", "Certificate", "Frame", "Needs", "NotApplicable", "PsnrBound", "Reconstruction", "finished"]
-
-logger = getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ class Attack(ABC):
     ) -> Reconstruction:
         """Polish by `then`, unless the attack's own equations hold, and confirm or take back the certificate.
 
-        Where `then` does not apply the result stays.
+        Where `then` does not apply the result stays, and its note says why.
 
         Args:
             rng: as `run` left it.
@@ -167,9 +164,9 @@ class Attack(ABC):
         try:
             polished = self.then.polish(observation, result, rng, device)
         except NotApplicable as refusal:
-            logger.info("%s is not polished: %s", type(self).__name__, refusal)
             self._polishing = False
-            return self.confirm(observation, result)
+            said = f"{type(self.then).__name__} did not go on from it: {refusal}"
+            return self.confirm(observation, replace(result, note="; ".join(filter(None, [result.note, said]))))
         finally:
             self.then.session = Session()
         polished = self.then.confirm(observation, polished)

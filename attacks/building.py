@@ -41,6 +41,9 @@ def build_attack(name: str, settings: dict[str, Any]) -> Attack:
     attack.certify = certify
     if isinstance(settings, dict) and settings.get(THEN) is not None:
         attack.then = _polisher(f"{key}.{THEN}", settings[THEN])
+        if attack.baseline and not attack.then.baseline:
+            wanted = "a baseline too, such as {gauss_newton: {target: random}}: it goes on from what reads no update"
+            raise ConfigError(f"{key}.{THEN}", settings[THEN], wanted)
     return attack
 
 
@@ -51,6 +54,8 @@ def _polisher(key: str, chosen: object) -> Attack:
         raise ConfigError(key, chosen, "a name of conf/attack, or one name with its settings")
     ((name, given),) = named.items()
     changes = dict(given or {})
+    for own in {CERTIFY, THEN} & changes.keys():
+        raise ConfigError(f"{key}.{name}.{own}", changes[own], f"left out: it is set beside `{THEN}`, for both")
     try:
         # workers and later calls find no option of a --config-dir: one's own stands there whole
         attack = build_attack(str(name), changes if TARGET in changes else option("attack", str(name), changes))

@@ -17,6 +17,7 @@ from attacks.label.reference import random_reference
 from attacks.label.signs import labels_of_signs, steps_are_signs
 from attacks.label.single import label_of_one, relative_sum
 from attacks.result import uncertified
+from fedsim.effects import AddsErrors
 from fedsim.errors import ConfigError, NotApplicable, nearest, require
 from fedsim.history import History
 from fedsim.observation import Observation
@@ -104,21 +105,22 @@ class RecoverLabels(Attack):
     def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """The labels of a round whose equations hold, else those that most rounds name, the earliest of equals.
 
-        Rounds that tell none are left out. Certified is what the first round alone certifies.
+        Rounds that tell none are left out, and beside others those that carry errors of earlier ones. Certified is
+        what the first round alone certifies.
 
         Raises:
             NotApplicable: two rounds certify different labels, so that they are not of the same images.
         """
         rounds = history.each(lambda observation: self.run(observation, rng, device))
-        begins = rounds[0] is not None
-        each = [one for one in rounds if one is not None]
+        told = [(seen, one) for seen, one in zip(history.observations, rounds, strict=True) if one is not None]
+        each = [one for seen, one in told if seen.effect(AddsErrors) is None] or [one for _, one in told]
         named = [None if one.labels is None else tuple(one.labels.tolist()) for one in each]
         sure = {labels for one, labels in zip(each, named, strict=True) if one.certificate.certified}
         if len(sure) > 1:
             raise NotApplicable("rounds certify different labels: they are not of the same images")
         certified = next((index for index, one in enumerate(each) if one.certificate.certified), None)
         chosen = named.index(Counter(named).most_common(1)[0][0]) if certified is None else certified
-        if chosen == 0 and begins:
+        if each[chosen] is rounds[0]:
             return each[0]
         votes = named.count(named[chosen])
         return uncertified(each[chosen], f"named by {votes} of {len(each)} rounds, not certified by the first alone")

@@ -48,8 +48,8 @@ class Matching(SettingsGroup):
 
     @property
     def terms(self) -> dict[str, Prior]:
-        """The priors that are not dropped."""
-        return {name: prior for name, prior in (self.priors or {}).items() if prior is not None}
+        """The priors that are not dropped, and weigh anything."""
+        return {name: prior for name, prior in (self.priors or {}).items() if prior is not None and prior.weight > 0}
 
 
 def _labels(given: Any) -> str | tuple[int, ...]:

@@ -70,10 +70,10 @@ def measure(
     import torch
 
     from experiments.benchmarks.heads import train
-    from fedsim.data import FederatedData
+    from fedsim.data import FederatedData, ImageFolder
     from fedsim.models import ModelSpec
 
-    side, patch = (32, 4) if hasattr(source, "path") else (8, 2)
+    side, patch = (32, 4) if isinstance(source, ImageFolder) else (8, 2)
     data = FederatedData(source, None, side)
     images, labels = data.train.images(range(len(data.train))), torch.as_tensor(data.train.labels)
     count = min(len(data.auxiliary), 1024)

@@ -93,7 +93,7 @@ def prior_images(setup: Setup) -> PriorImages:
             some = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise ConfigError("prior.exclude_classes", name, f"a class of the data: {some}{nearest(name, names)}")
     left_out = {names.index(name) for name in excluded}
-    every = _held_by_no_client(data)
+    every = held_by_no_client(data)
     labels = every.labels.tolist()
     kept = [place for place, label in enumerate(labels) if label not in left_out]
     others = [place for place, label in enumerate(labels) if label in left_out]
@@ -109,7 +109,7 @@ def prior_images(setup: Setup) -> PriorImages:
     return PriorImages(every.subset(kept[:-held]), every.subset(kept[-held:]), every.subset(others[:held]), classes)
 
 
-def _held_by_no_client(data: FederatedData) -> ImageSet:
+def held_by_no_client(data: FederatedData) -> ImageSet:
     """The auxiliary pictures less copies of clients', which a folder may hold under other names."""
     digests = list(contents(data.auxiliary))
     held = frozenset(readable_contents(data.train)) if digests else frozenset()

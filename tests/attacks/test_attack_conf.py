@@ -81,3 +81,17 @@ def test_one_checkpoint_serves_every_generative_attack(name, tmp_path):
     settings["generator"]["checkpoint"] = str(tmp_path / "generator.safetensors")
     attack = build_attack(name, settings)
     assert attack.generator.latent == 8 if name == "generator_samples" else isinstance(attack, GradientMatching)
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "attack").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_gives_images_may_be_gone_on_from_by_one_key(path):
+    ends = {"gauss_newton", "generator_samples", "lti_mean"}
+    images = not path.stem.startswith("labels") and path.stem not in ends
+    assert ("then" in loaded(path.stem)) == images
+
+
+def test_no_file_offers_joint_labels_to_a_term_that_needs_classes():
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (CONF / "attack").glob("*.yaml")}
+    offering = {name for name, text in texts.items() if "joint (searched for too)" in text}
+    assert "sme" in offering
+    assert not {name for name in offering if "FeatureTarget" in texts[name]}

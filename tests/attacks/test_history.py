@@ -15,9 +15,9 @@ from attacks.label import RecoverLabels
 from attacks.optimization.second_order.attack import _named_most, _parts
 from attacks.running import run_attack
 from attacks.session import discard
-from defenses import GradientNoise
+from defenses import GradientNoise, TopK
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.effects import TransformsImages
+from fedsim.effects import AddsErrors, TransformsImages
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 
@@ -194,6 +194,17 @@ def test_labels_are_those_that_most_rounds_name(rounds, monkeypatch):
     result = rule.run_history(fedsim.History(rounds[:4]), torch.Generator(), torch.device("cpu"))
     assert result.labels.tolist() == [7]
     assert result.certificate.reason == "named by 2 of 4 rounds, not certified by the first alone"
+
+
+def test_rounds_with_errors_of_earlier_ones_have_no_voice_beside_others(monkeypatch):
+    rule, model = RecoverLabels("bias_sign"), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    seen = [fedsim.observe(model, DIGITS[7:8], [7], defense=[TopK(0.5)], server_round=n) for n in (1, 2, 3)]
+    assert [one.effect(AddsErrors) is None for one in seen] == [True, False, False]
+    named = iter([3, 7, 7, 7, 7])
+    monkeypatch.setattr(rule, "run", lambda *_: Reconstruction(labels=torch.tensor([next(named)])))
+    for asked, label in ((seen, 3), (seen[1:], 7)):
+        result = rule.run_history(fedsim.History(asked), torch.Generator(), torch.device("cpu"))
+        assert result.labels.tolist() == [label]
 
 
 def test_in_a_run_a_result_of_several_rounds_is_the_last_one_s(rounds, tmp_path):

@@ -136,7 +136,9 @@ def test_an_attack_of_ones_own_is_named_with_its_class(seen):
 def test_where_it_does_not_apply_the_result_stays(seen):
     polished = Nearly()
     polished.then = build_attack("gauss_newton", option_of({"gauss_newton": {"max_unknowns": 3}}))
-    assert fedsim.attack(polished, seen).images.equal(fedsim.attack(Nearly(), seen).images)
+    result = fedsim.attack(polished, seen)
+    assert result.images.equal(fedsim.attack(Nearly(), seen).images)
+    assert result.reason.startswith("GaussNewton did not go on from it: ")
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,8 @@ def test_where_it_does_not_apply_the_result_stays(seen):
         ("gaus_newton", "attack.row_space.then=gaus_newton: there is no such option. Did you mean 'gauss_newton'"),
         ("mine", "One of your own: {mine: {_target_: MODULE.CLASS}}."),
         (["gauss_newton"], "must be a name of conf/attack, or one name with its settings"),
+        ({"gauss_newton": {"certify": False}}, "attack.row_space.then.gauss_newton.certify=False: must be left out"),
+        ({"gauss_newton": {"then": "gauss_newton"}}, "attack.row_space.then.gauss_newton.then=gauss_newton: must be"),
         ({"gauss_newton": {"stesp": 3}}, "attack.row_space.then.gauss_newton.stesp=3: "),
     ],
 )
@@ -153,6 +157,17 @@ def test_what_cannot_go_on_is_refused_before_anything_runs(chosen, words):
     with pytest.raises(ConfigError) as caught:
         fedsim.attack("row_space", None, then=chosen)
     assert words in str(caught.value)
+
+
+def test_what_reads_no_update_goes_on_by_what_reads_none(seen):
+    blind = {"steps": 3, "restarts": 1, "frames": 0, "target": "random"}
+    with pytest.raises(ConfigError, match=r"attack\.dlg\.then=gauss_newton: must be a baseline too"):
+        fedsim.attack("dlg", seen, then="gauss_newton", **blind)
+    polished = fedsim.attack(
+        "inverting_gradients", seen, then={"gauss_newton": {"target": "random", "steps": 3}}, **blind
+    )
+    assert polished.baseline
+    assert error(polished) > 1e-3
 
 
 @pytest.mark.parametrize("dies_after", [4, 9])

@@ -51,6 +51,8 @@ class Descent(Search):
         one_of("derivative", self.derivative, METHODS)
         require("difference_step", self.difference_step, self.difference_step > 0, "a positive number")
         require("patience", self.patience, self.patience is None or self.patience >= 1, "a number of steps, or null")
+        lasts = self.patience is None or self.group is None or self.patience < self.group.every
+        require("patience", self.patience, lasts, "less than group.every: each new mean begins it anew")
         require("group", self.group, self.group is None or self.restarts > 1, "null, or restarts of 2 or more")
         check_piecewise("matching_weight", self.matching_weight)
         if not self.moves.elementwise:

@@ -43,6 +43,8 @@ class OptimiserSettings:
         calls = f"{self.inner}, optimiser.history={self.history}"
         require("optimiser.inner", calls, min(self.inner, self.history) >= 1, "1 or more")
         require("optimiser.clip", self.clip, self.clip is None or self.clip > 0, "a positive norm, or null")
+        signs = self.name == "signed_adam"
+        require("optimiser.clip", self.clip, self.clip is None or not signs, "null for signed_adam, which takes signs")
         quiet = self.elementwise or not self.langevin
         require("optimiser.langevin", self.langevin, quiet, "0 for L-BFGS, whose steps noise would mislead")
 

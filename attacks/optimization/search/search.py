@@ -60,6 +60,7 @@ class SearchState:
         self.chunk = 1
         self.device = device
         self.step = 0
+        self.ended = False
         self.weights: list[Any] | None = None
         self.count = len(problems) * settings.restarts
         self.dtype = next(iter(problems[0].target.values())).dtype
@@ -96,7 +97,11 @@ class SearchState:
         steps = self.settings.steps
         schedule = self.settings.schedule or Schedule()
         every = max(1, steps // max(1, self.budget.frames))
-        while self.step < steps and not bool(self.done.all()):
+        while self.step < steps:
+            if bool(self.done.all()):
+                if (later := self._other_weights()) is None:
+                    break
+                self.step = later
             factor = schedule(self.step, steps)
             if self.group is not None:
                 labels = [problem.labels for problem in self.problems]
@@ -118,6 +123,7 @@ class SearchState:
             if self.step % 10 == 0:
                 session.progress(self.step, steps, {"objective": float(self.best.min())})
         # Gradients are taken before each step: the last step's outcome has yet to be judged.
+        self.ended = True
         with torch.enable_grad():
             self.evaluate()
         self._record(0.0)
@@ -125,24 +131,41 @@ class SearchState:
 
     def evaluate(self) -> Float[Tensor, "candidates"]:
         """The objective of all candidates; fills `.grad` and remembers each candidate's best."""
-        fraction = self._fraction()
-        weight = piecewise(self.settings.matching_weight, fraction)
+        weights = self._weights(self._judged)
+        weight: float = weights[0]
         for variable in self.smooth.values():
             variable.grad = None
         images, penalty = self.images(), self._penalty()
         matching, by = self._differentiate(images.detach())
-        prior, by_prior = self._priors(images.detach(), fraction)
+        prior, by_prior = self._priors(images.detach(), self._judged / self.settings.steps)
         (((weight * by.pop("images") + by_prior) * images).sum() + penalty.sum()).backward()
         for name in by.keys() & self.smooth.keys():
             self.smooth[name].grad = weight * by[name]
         totals = weight * matching + prior + penalty.detach()
         self._guard(totals)
-        self._remember(totals, matching, weight)
+        self._remember(totals, matching, weights)
         return totals
 
-    def _fraction(self) -> float:
-        """Of the run; the outcome of the last step is judged by the weights of that step."""
-        return min(self.step, self.settings.steps - 1) / self.settings.steps
+    @property
+    def _judged(self) -> int:
+        """The step whose weights hold: the outcome of the last step is judged by those of that step."""
+        return self.step - self.ended
+
+    def _weights(self, step: int) -> list[Any]:
+        """What weighs the objective at a step: of the distance, of each term, and the number of the group's means."""
+        steps = self.settings.steps
+        terms = [prior.weight_at(step / steps) for prior, _ in self.problems[0].terms.values()]
+        means = 0 if self.group is None else self.group.number(step, steps)
+        return [piecewise(self.settings.matching_weight, step / steps), terms, means]
+
+    def _other_weights(self) -> int | None:
+        """The next step at which the objective is another one; a new mean of the group is none, but the first is."""
+        *now, means = self._weights(self.step - 1)
+        for step in range(self.step, self.settings.steps):
+            *later, new = self._weights(step)
+            if later != now or (means == 0) != (new == 0):
+                return step
+        return None
 
     def images(self) -> Float[Tensor, "candidates batch c h w"]:
         points = self.variables["point"].split(self.settings.restarts)
@@ -202,9 +225,11 @@ class SearchState:
                 variable.grad[bad] = 0.0
             self.bad |= bad
 
-    def _remember(self, totals: Tensor, matching: Tensor, weight: float) -> None:
+    def _remember(self, totals: Tensor, matching: Tensor, weights: list[Any]) -> None:
         self.last = {"objective": totals, "matching": matching}
-        if self._weights_changed(weight):
+        # Objectives of other weights or group means cannot be compared: the best is chosen among the last ones'.
+        changed, self.weights = self.weights not in (None, weights), weights
+        if changed:
             # What was best under other weights is not comparable, and what was a plateau under them need be none.
             self.best[:], self.reference[:], self.improved_at[:], self.done[:] = torch.inf, torch.inf, self.step, False
         better = (totals < self.best) & totals.isfinite() & ~self.done
@@ -213,17 +238,6 @@ class SearchState:
         for name, variable in self.variables.items():
             mask = better.view(-1, *[1] * (variable.dim() - 1))
             self.best_variables[name] = torch.where(mask, variable.detach(), self.best_variables[name])
-
-    def _weights_changed(self, weight: float) -> bool:
-        """Objectives of other weights or group means cannot be compared: the best is chosen among the last ones'."""
-        fraction = self._fraction()
-        terms = self.problems[0].terms
-        active = [prior.weight_at(fraction) for prior, _ in terms.values()]
-        step = min(self.step, self.settings.steps - 1)
-        key = [weight, active, self.group.number(step, self.settings.steps) if self.group is not None else 0]
-        changed = self.weights not in (None, key)
-        self.weights = key
-        return changed
 
     def _renew(self) -> None:
         """Start candidates anew that had become NaN, a limited number of times."""

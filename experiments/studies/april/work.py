@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from attacks.base import Frame
 from attacks.running import run_attack, run_attack_on_many
-from experiments.engine.guess import public_mean
 from experiments.studies.april.options import CLOSED_FORM, FIXED_PE
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry
@@ -136,9 +135,8 @@ def _attack(unit: Unit, victim: AprilVictim, name: str, settings: Mapping[str, A
 
 def guesses(client: Client) -> dict[str, Float[Tensor, "1 c h w"]]:
     """What one has without a gradient: grey, and where there are public pictures, their mean."""
-    data = client.setup.data
-    image = public_mean(data.auxiliary, client.setup.image_shape)[None]
-    return {GREY: torch.full_like(image, 0.5)} | ({MEAN: image} if len(data.auxiliary) else {})
+    image = client.setup.guess()[None]
+    return {GREY: torch.full_like(image, 0.5)} | ({MEAN: image} if len(client.setup.held) else {})
 
 
 def _scored(victim: AprilVictim, result: AttackResult | Tensor) -> Entry:

@@ -178,8 +178,11 @@ def work(unit: Unit) -> list[Entry]:
 
 
 def attacked(seen: Observation, settings: Mapping[str, Any], device: str) -> AttackResult:
-    """Second order; of pictures the closed form first, where it applies: it alone can be certified at their size."""
-    if settings["pictures"] is not None:
+    """Second order; of one picture the closed form first, where it applies: it alone can be certified at that size.
+
+    Of several it gives a mixture.
+    """
+    if settings["pictures"] is not None and settings["batch"] == 1:
         result = fedsim.attack("patch_gradient", seen, seed=settings["seed"], device=device)
         if result.status != "refused":
             return result
@@ -288,8 +291,8 @@ def page(entries: Sequence[Mapping[str, Any]], cells: Sequence[Cell], images: in
     ]
     if pictures:
         differs.append(
-            "Where `patch_gradient` applies it is the attack. Directions, reference and rounding are left out where J "
-            f"has more than {WHOLE:,} entries."
+            "Where `patch_gradient` applies it is the attack on one picture. Directions, reference and rounding are "
+            f"left out where J has more than {WHOLE:,} entries."
         )
     table = Table("finetune", "What is left in updates of fine-tuning", header, rows, (names, record))
     return Page("finetune", "Leakage from fine-tuning updates", introduction, [table], differs)

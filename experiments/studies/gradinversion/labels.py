@@ -20,7 +20,7 @@ def known_features(setup: Setup, pictures: int, seed: int, device: str) -> Known
     normalise = Normaliser(model)
     head: nn.Linear = model.get_classifier()  # type: ignore[operator]
     held = data.train.subset(_drawn(len(data.train), pictures, seed, "clients"))
-    public = data.auxiliary.subset(_drawn(len(data.auxiliary), 256, seed, "public"))
+    public = setup.held.subset(_drawn(len(setup.held), 256, seed, "public"))
     noise = torch.rand(REFERENCE, *held.images([0]).shape[1:], generator=torch_generator(seed, "noise pictures"))
     return KnownHead(
         head.weight.detach().cpu(),

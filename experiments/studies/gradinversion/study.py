@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from experiments.benchmarks.label_rules import measure
 from experiments.engine.setup import prepare
+from experiments.prior.settings import held_by_no_client
 from experiments.studies.gradinversion.labels import known_features
 from experiments.studies.gradinversion.options import arguments
 from experiments.studies.gradinversion.page import (
@@ -204,7 +205,7 @@ def train(unit: Unit) -> list[Entry]:
     """SGD with momentum on the public pictures; the weights go to `checkpoint`."""
     scale: GradInversionScale = unit.settings["scale"]
     setup = prepare(configuration(unit))
-    model, public, seed = setup.model.to(unit.device).train(), setup.data.auxiliary, unit.settings["split"]
+    model, public, seed = setup.model.to(unit.device).train(), held_by_no_client(setup.data), unit.settings["split"]
     normalise = Normaliser(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, scale.training)

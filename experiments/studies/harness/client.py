@@ -1,18 +1,22 @@
 """One client after the other, by the code that runs in a federation, and what the server observes of each."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+
+from torch import Tensor
 
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup, prepare
 from experiments.studies.harness.weights import load_weights
 from fedsim.ground_truth import GroundTruth
+from fedsim.metrics.accuracy import mean_softmax
 from fedsim.observation import Observation
 from fedsim.settings.composition import Config
 
 
 class Client:
-    """Shares gradients of an audit's pictures.
+    """Shares gradients of an audit's pictures, with a server that has no copy of any client's.
 
     Args:
         config: of an audit.
@@ -23,7 +27,8 @@ class Client:
     """
 
     def __init__(self, config: Config, checkpoint: Path | None = None) -> None:
-        self.setup: Setup = prepare(config)
+        setup = prepare(config)
+        self.setup: Setup = setup.attacking(setup.data.train)
         model = self.setup.model
         if checkpoint is not None:
             load_weights(model, checkpoint, self.setup.data.class_names)
@@ -40,4 +45,13 @@ class Client:
         """
         sent = self.runtime.answer(self.setup.data.train.subset(positions), self._state, number)
         assert sent.truth is not None
-        return self._factory.make(sent, self._state), sent.truth, self.runtime.defenses.measurements()
+        seen = self._factory.make(sent, self._state, self._probs)
+        return seen, sent.truth, self.runtime.defenses.measurements()
+
+    @cached_property
+    def _probs(self) -> Tensor | None:
+        """What label rules read of public pictures, where an attack asks for them."""
+        setup = self.setup
+        if not setup.wants_auxiliary or not len(setup.held):
+            return None
+        return mean_softmax(setup.model, setup.held, setup.normaliser, setup.config.client.training_mode)

@@ -20,7 +20,8 @@ INTRODUCTION = (
     "them, `cosine` warms the rate up and decays it over all rounds, `both` does both. Runs of one seed share initial "
     "weights, partitions and the order of batches: differences are taken seed by seed, and ± behind them is the "
     "{confidence:.0%} interval of Student's t over {seeds} seeds; elsewhere ± is the standard deviation over seeds. "
-    "Test pictures: {pictures}, the same for all. The paper's numbers stand beside, and are of another model and data."
+    "Test pictures: {pictures}, the same for all of a seed. The paper's numbers stand beside, and are of another model "
+    "and data."
 )
 
 

@@ -33,7 +33,6 @@ from experiments.studies.prior_knowledge.page import (
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.image import psnr
 from fedsim.observation import Observation
 from fedsim.result import AttackResult
@@ -133,8 +132,6 @@ def work(unit: Unit) -> list[Entry]:
         raise ConfigError("--pictures", settings["pictures"], f"more pictures: batches of classes with {groups}")
     observation, truth, _ = client.shares(positions, seed)
     assert len(truth.labels) == size
-    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, training_mode=True)
-    observation = replace(observation, auxiliary_probs=probs)
     known = {"sharing": sharing, "batch_size": size, "seed": seed}
     return [{**known, **entry} for entry in results(unit, config, client, observation, truth)]
 

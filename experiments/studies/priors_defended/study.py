@@ -6,7 +6,7 @@ Its options are in `options`.
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from experiments.studies.priors_defended.options import ATTACKS, DEFENSES, FREE,
 from experiments.studies.priors_defended.page import page
 from fedsim.errors import ConfigError
 from fedsim.ground_truth import GroundTruth
-from fedsim.metrics.accuracy import mean_softmax
 from fedsim.metrics.score import score
 from fedsim.result import AttackResult
 from fedsim.settings.composition import Config
@@ -159,15 +158,11 @@ def attacks(benchmark: Benchmark, case: DefendedCase, device: str) -> Iterator[E
     """One entry for each picture and attack."""
     config = configuration(benchmark, case, device)
     judge, client = _judge(benchmark), Client(config)
-    setup = client.setup
-    positions = [setup.data.train.ids.index(name) for name in config["audit"]["select"]]
-    training = config["client"]["training_mode"]
+    positions = [client.setup.data.train.ids.index(name) for name in config["audit"]["select"]]
     setting = best_setting(benchmark, case, config, device)
     config["attack"][FREE] = setting.applied(config["attack"][FREE])
-    probs = mean_softmax(setup.model, setup.data.auxiliary, setup.normaliser, training)
     for number, start in enumerate(range(0, len(positions) - case.batch + 1, case.batch)):
         observation, truth, _ = client.shares(positions[start : start + case.batch], number)
-        observation = replace(observation, auxiliary_probs=probs)
         for attack, settings in config["attack"].items():
             result = finished(run_attack(observation, attack, settings, config["seed"], torch.device(device)))
             known: Entry = {"defense": case.defense, "batch_size": case.batch, "attack": attack, "number": number}

@@ -129,6 +129,7 @@ def page(entries: Sequence[Mapping[str, Any]], rounds: Sequence[int], images: in
         "The client trains on the same image in every round, and the server knows that it does.",
         f"Between two rounds others train the model: {STEPS} steps of SGD at {LR:g} on batches of {BATCH} digits.",
         "Labels are read off each round's update, and most rounds win.",
+        "All digits of a row are one client's: in each round they have the same noise, and are no draws of their own.",
     ]
     table = Table("rounds", "What is left after so many rounds", header, rows, (names, record))
     return Page("rounds", "One client over many rounds", introduction, [table], differs)

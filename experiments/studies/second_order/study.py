@@ -21,7 +21,7 @@ from attacks.result import psnr_of
 from defenses import QSGD, Defense, GradientNoise, Half, TopK, Withhold
 from experiments.studies.harness.ledger import Entry
 from experiments.studies.harness.options import matching_names
-from experiments.studies.harness.study import Page, Study, Table, Unit
+from experiments.studies.harness.study import Page, Study, Table, Unit, counted
 from experiments.studies.harness.tables import mean, number
 from experiments.studies.harness.victims import finished
 from experiments.studies.second_order import victims
@@ -254,7 +254,7 @@ def page(
         record.append([model, share, attack, *values.values()])
         shown = [number(values[name], ".1f") for name in ("floor", "median", "guess", *BESIDE[:5])]
         if values["refused"]:
-            shown[0] = "refused"
+            shown[0] = counted(shown[0], values["done"], images) if values["done"] else "refused"
         if values["least_rounding"] is not None:
             shown[-1] += f", least {values['least_rounding']:.1f}"
         if values["rounding"] is not None and values["determined"] not in (None, images):

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 import fedsim
 from defenses import Defense, FixedPositionEmbedding
 from experiments.engine.guess import public_images, public_prior
+from experiments.prior.settings import held_by_no_client
 from experiments.studies.harness.weights import train
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.data import FederatedData, ImageFolder
+from fedsim.data import FederatedData, ImageFolder, ImageSet
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec, Normaliser
 from fedsim.observation import Observation
@@ -81,18 +82,18 @@ class Victims:
         """All that are public, as `images` has them."""
         if self.pictures is None:
             return digits(range(PRIVATE, DIGITS))
-        held = _folder(self.pictures).auxiliary
+        held = _of_nobody(self.pictures)
         return held.images(range(len(held))).double(), held.labels[:]
 
     def public(self) -> PublicPrior:
         """The moments of images that are nobody's."""
-        found = public() if self.pictures is None else public_prior(_folder(self.pictures).auxiliary)
+        found = public() if self.pictures is None else public_prior(_of_nobody(self.pictures))
         assert found is not None
         return found
 
     def public_images(self) -> PublicImages | None:
         """Those images themselves, with their labels."""
-        return _public_digits() if self.pictures is None else public_images(_folder(self.pictures).auxiliary)
+        return _public_digits() if self.pictures is None else public_images(_of_nobody(self.pictures))
 
 
 def digits(chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -120,6 +121,11 @@ def _folder(pictures: Path) -> FederatedData:
     if found.num_classes > CLASSES:
         raise ConfigError("--pictures", pictures, f"a folder of at most {CLASSES} classes, not {found.num_classes}")
     return found
+
+
+@cache
+def _of_nobody(pictures: Path) -> ImageSet:
+    return held_by_no_client(_folder(pictures))
 
 
 @cache

@@ -13,6 +13,7 @@ from experiments.audit.images import choose_images
 from experiments.matrix.units import guess
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.ledger import Entry, Ledger
+from experiments.studies.harness.study import code_and_machine
 from experiments.studies.withholding.hitting_set import Names, smallest_hitting_sets
 from experiments.studies.withholding.options import LEVELS
 from fedsim.errors import RunError
@@ -168,6 +169,7 @@ class Audits:
             "psnr": psnr,
             "certified": result.certified,
             "seconds": result.seconds,
+            "by": code_and_machine("cpu"),
         }
 
 

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> None:
     _check(options)
     audit = {variant: audit_config(options, variant) for variant in options.variants}
     training = training_config(options)
-    with kept(options.out, _settings(options)) as ledger:
+    with kept(options.out, _settings(options, audit)) as ledger:
         _carry_out(options, audit, training, ledger)
 
 
@@ -49,7 +49,7 @@ def _carry_out(options: argparse.Namespace, audit: Mapping[str, Config], trainin
                 else:
                     found[variant, level] = one
                     lines += new
-                write_tables(options.out, lines, found, left_out, costs)
+                write_tables(options.out, lines, found, left_out, costs, ledger.entries)
         first = options.variants[0]
         sets = [s for (variant, _), one in found.items() if variant == first for s in one.smallest]
         if options.rounds:
@@ -59,7 +59,7 @@ def _carry_out(options: argparse.Namespace, audit: Mapping[str, Config], trainin
                 costs.append(train(unit, withheld, mode))
                 bars.set("trainings", number + 1, len(runs), unit.title)
                 bars.say(f"trainings {number + 1}/{len(runs)}: {unit.title}")
-    write_tables(options.out, lines, found, left_out, costs)
+    write_tables(options.out, lines, found, left_out, costs, ledger.entries)
     write_chart(options.out, lines, costs)
     console.print((options.out / "withholding.md").read_text(encoding="utf-8"), markup=False)
     written = [options.out / "withholding.md", *([options.out / "withholding.png"] if lines or costs else [])]
@@ -177,10 +177,12 @@ def _composed(options: argparse.Namespace, name: str, *overrides: str) -> Config
     return load_config(name, "data=imagefolder", *common, *overrides, data={"path": str(options.pictures)})
 
 
-def _settings(options: argparse.Namespace) -> Mapping[str, object]:
+def _settings(options: argparse.Namespace, audit: Mapping[str, Config]) -> Mapping[str, object]:
     """What every audit depends on."""
+    attacks = next(iter(audit.values()))["attack"]
     images = None if options.pictures is None else str(options.pictures.resolve())
-    return {"model": options.model, "pictures": images, "count": options.count, "seed": options.seed}
+    asked = {name: getattr(options, name) for name in ("model", "count", "seed")}
+    return {**asked, "pictures": images, "attacks": attacks}
 
 
 def _check(options: argparse.Namespace) -> None:

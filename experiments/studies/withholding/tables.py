@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
+from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.study import makers
 from experiments.studies.harness.tables import Value, markdown, number, write_csv
 from experiments.studies.withholding.hitting_set import Names
 from experiments.studies.withholding.search import Leak, SmallestSets, name_of
@@ -86,13 +88,15 @@ def write_tables(
     found: Mapping[tuple[str, str], SmallestSets],
     left_out: Mapping[tuple[str, str], str],
     costs: Sequence[Cost],
+    entries: Sequence[Entry],
 ) -> None:
     """`withholding.md`, `withholding.csv` and `accuracy.csv`.
 
     Args:
         left_out: why a level was, by (variant, level).
+        entries: of the ledger, which say what computed them.
     """
-    text = []
+    text = [" · ".join(makers((entry["by"] for entry in entries), "attacks")) + "\n"]
     for (variant, level), one in found.items():
         chosen = [line for line in lines if (line.variant, line.level) == (variant, level)]
         text.append(f"## {variant}, {level}\n\n{_verdict(one, chosen)}\n")

@@ -413,3 +413,44 @@ def test_a_bounded_derivative_serves_all_variables(small):
         optimiser=OptimiserSettings("adam", clip=1.0), steps=3, local_updates="surrogate", frames=0
     )
     assert bool(attack(matching, observation).images.isfinite().all())
+
+
+def test_a_plateau_of_all_goes_on_with_the_term_that_begins_late(small, monkeypatch):
+    observation, _ = small()
+    after_step = SearchState._after_step
+    taken = []
+
+    def all_stop_early(search, factor):
+        after_step(search, factor)
+        taken.append(search.step)
+        search.done[:] |= search.step in (2, 7)
+
+    monkeypatch.setattr(SearchState, "_after_step", all_stop_early)
+    late = aligned(steps=12, restarts=2, patience=11, priors={"image_norm": ImageNorm(100.0, start=0.5)})
+    found = attack(late, observation).certificate.values
+    assert taken == [0, 1, 2, 6, 7], "what lies between is skipped, and then nothing begins any more"
+    assert found["steps"] == 8
+    assert found["objective"] > found["matching"] + 100.0
+
+
+def test_what_ends_before_a_mean_is_taken_anew_is_judged_by_the_mean_that_it_had(small):
+    observation, _ = small()
+    group = GroupConsistency(weight=1.0, start=0.0, every=5, register=False)
+    wild = OptimiserSettings("signed_adam", 5.0, langevin=2.0)
+    settings = {"optimiser": wild, "steps": 20, "frames": 20, "restarts": 2, "group": group, "patience": 4}
+    found = attack(GradientMatching(**settings), observation)
+    assert found.certificate.values["steps"] == 5
+    assert found.trace[-1]["best"] == found.trace[-2]["best"], "the best of before it ended"
+
+
+def test_patience_that_no_mean_of_the_group_leaves_is_refused():
+    group = GroupConsistency(start=0.0, every=4)
+    with pytest.raises(ConfigError, match=r"patience=4: must be less than group\.every"):
+        GradientMatching(restarts=2, group=group, patience=4)
+    GradientMatching(restarts=2, group=group, patience=3)
+
+
+def test_a_term_without_weight_is_left_out_whatever_it_would_need(small):
+    observation, _ = small()
+    silent = aligned(priors={"batch_norm": BatchNormStatistics(0.0)})
+    assert attack(silent, observation).images.equal(attack(aligned(), observation).images)

@@ -147,7 +147,7 @@ def prepared(*overrides):
     return prepare(settings("audit", "data=digits", "model=vit_nano", "attack=[fc_bias]", *overrides))
 
 
-THEN = f"+attack.fc_bias.then={{own: {{_target_: {__name__}.Polisher}}}}"
+THEN = f"attack.fc_bias.then={{own: {{_target_: {__name__}.Polisher}}}}"
 
 
 @pytest.mark.parametrize("overrides", [[f"+attack.own._target_={__name__}.DrawnToMean"], [THEN]])

@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import fedsim
 from experiments.studies.finetune import study
 from experiments.studies.second_order import victims
+from fedsim.result import AttackResult
 
 LATER = study.Case("lora", 3)
 DRAWN = study.Start("drawn", 0)
@@ -65,6 +67,15 @@ def test_a_picture_of_a_folder_is_exact_from_everything_and_stands_beside_its_re
     assert float(full["public"]) >= float(full["rounding"]) - 0.1
     assert (head["exact"], head["rounding"]) == ("0", "")
     assert "half of the folder's pictures" in out
+
+
+@pytest.mark.parametrize(("batch", "asked"), [(1, ["patch_gradient", "GaussNewton"]), (2, ["GaussNewton"])])
+def test_the_closed_form_is_asked_for_one_picture_alone(batch, asked, monkeypatch):
+    refused, found = AttackResult("o", "a", "refused", "why"), []
+    monkeypatch.setattr(fedsim, "attack", lambda attack, *_, **__: found.append(attack) or refused)
+    settings = {"pictures": "DIR", "batch": batch, "seed": 0, "steps": 1, "restarts": 1, "starts": ["mean"]}
+    study.attacked(None, settings, "cpu")
+    assert [one if isinstance(one, str) else type(one).__name__ for one in found] == asked
 
 
 def test_nothing_stands_beside_an_update_too_large_for_its_derivative(monkeypatch):

@@ -78,6 +78,7 @@ def test_the_page_and_that_it_goes_on(call, tmp_path, monkeypatch):
     middle = np.abs(np.arange(16) - 7.5).mean()  # of a grid of 4x4
     assert f"names the middle is {middle:.2f} places off in 1D" in page
     assert "- Tiny." in page
+    assert "Test pictures: 12, the same for all of a seed. " in page, "without a test folder each seed draws its own"
     with Image.open(out / "figures" / "recipes.png") as figure:
         assert min(figure.size) > 200
     before = (out / "results.jsonl").read_text(encoding="utf-8")

@@ -115,6 +115,10 @@ def test_a_row_has_its_least_and_its_most_and_counts_what_is_recognisable(monkey
     row = dict(zip(found.header, found.rows[0], strict=True))
     assert (row["least / most"], row["recognisable"], row["above 60 dB"]) == ("10.0 / 30.0", "1 of 2", "0 of 2")
     assert row["rounding alone"] == "90.0, least 70.0 (1 of 2)"
+    refused = {"unit": "built/everything/gauss_newton/2", "refused": "why"}
+    for shown, some, images in (("13.0 (2 of 3)", [*entries, refused], 3), ("refused", [refused], 1)):
+        (found,) = second_order.page(some, [("built", "everything", "gauss_newton")], images, settings).tables
+        assert found.rows[0][found.header.index("dB of the mean error")] == shown
 
 
 def test_rounding_alone_is_of_the_images_that_lose_no_direction(monkeypatch):

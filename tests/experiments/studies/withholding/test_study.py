@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from experiments.studies.harness.study import code_and_machine
 from experiments.studies.withholding import search as withholding_search
 from experiments.studies.withholding.options import arguments
 from experiments.studies.withholding.study import training_config, training_runs
@@ -111,9 +112,10 @@ def test_a_level_that_would_repeat_the_one_before_is_left_out(few_groups, withho
     assert all(float(line["best_mean"]) >= float(line["guess"]) for line in lines_of(tmp_path / "out"))
 
 
-def test_goes_on_where_it_was_killed(few_groups, withhold, tmp_path):
+def test_goes_on_where_it_was_killed(few_groups, withhold, tmp_path, monkeypatch):
     assert withhold(*FAST, "--levels", "published")[0] == 0
     results, whole = tmp_path / "out" / "results.jsonl", (tmp_path / "out" / "withholding.csv").read_bytes()
+    assert (tmp_path / "out" / "withholding.md").read_text().startswith(f"{code_and_machine('cpu')}\n")
     (nothing,) = [line for line in lines_of(tmp_path / "out") if line["withheld"] == "nothing"]
     assert nothing["certified"] == "1"
     before = results.read_text().splitlines(keepends=True)
@@ -128,6 +130,11 @@ def test_goes_on_where_it_was_killed(few_groups, withhold, tmp_path):
     code, _, err = withhold(*FAST, "--levels", "published", "--seed", "1")
     assert code == 2
     assert "seed=0 there, 1 now" in err
+    monkeypatch.setitem(withholding_search.OWN["qkv_row_space"], "search", True)
+    code, _, err = withhold(*FAST, "--levels", "published")
+    assert code == 2
+    assert "--out=" in err
+    assert "attacks=" in err
 
 
 def without_time(line):

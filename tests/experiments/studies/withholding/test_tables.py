@@ -60,7 +60,9 @@ def test_the_verdict_names_who_refused_and_levels_that_were_left_out(tmp_path):
         ),
     ]
     found = {("stock", "published"): SmallestSets({"a": [some]}, [some], [some])}
-    write_tables(tmp_path, lines, found, {("april", "search"): "it is not modelled"}, [])
+    write_tables(
+        tmp_path, lines, found, {("april", "search"): "it is not modelled"}, [], [{"by": "commit a on 2 CPU cores"}]
+    )
     told = (tmp_path / "withholding.md").read_text()
     assert "- c applied to nothing, and says nothing here: needs another model" in told
     assert "Smallest sets that stop all others: head." in told
