@@ -15,7 +15,7 @@ from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
-from fedsim.effects import ForgetsPositions, PrunesFeatures, SamplesFeatures, Unpublished, Withholds
+from fedsim.effects import AddsErrors, ForgetsPositions, PrunesFeatures, SamplesFeatures, Unpublished, Withholds
 from fedsim.errors import NotApplicable, require
 from fedsim.history import History
 from fedsim.models.roles import find_roles
@@ -76,14 +76,18 @@ class GaussNewton(GradientMatching):
             return result
         if not isinstance(self.parametrisation, Pixels):
             raise NotApplicable("it goes on from images in the space of pixels alone: leave parametrisation out")
-        problem = self._problem(observation, rng, device, result.labels if result.labels_given else None)
-        labels, given = problem.labels, not isinstance(self.problem.labels, str)
-        if result.labels is not None and not result.labels.is_floating_point() and len(result.labels) == problem.count:
-            labels, given = result.labels.to(device), result.labels_given
-        problem = replace(problem, labels=labels, start=result.images.to(device))
+        own, given = result.labels, not isinstance(self.problem.labels, str)
+        if own is not None and not own.is_floating_point() and len(own) == observation.num_images:
+            own, given = own.to(device), result.labels_given
+        else:
+            own = None
+        problem = replace(self._problem(observation, rng, device, own), start=result.images.to(device))
         (found,) = self.search.run(self._task([problem], device, self.session), [rng])
         polished = self._reconstruction(problem, found)
-        return replace(polished, trace=(*result.trace, *found.trace), labels_given=given)
+        done = 1.0 + max([row["step"] for row in result.trace if "step" in row], default=-1.0)
+        trace = [{**row, "step": row["step"] + done} for row in found.trace]
+        frames = [replace(frame, step=frame.step + int(done)) for frame in polished.frames]
+        return replace(polished, trace=(*result.trace, *trace), frames=(*result.frames, *frames), labels_given=given)
 
     def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """One residual of all rounds, each number in units of its own round's error.
@@ -91,7 +95,8 @@ class GaussNewton(GradientMatching):
         Many rounds go on from the image of the first few where that explains them: it is near and cost little. Labels
         are those that most rounds name. Certified is what the first round alone certifies. What leaves more of the
         rounds than their errors do says so: rounds of different images have no image in common. Rounds that tell
-        nothing are left out, and those of a model that the client has trained on for itself where there are others.
+        nothing are left out; where there are others, those too of a model that the client has trained on for itself,
+        and those that carry errors of earlier ones.
 
         Raises:
             NotApplicable: the model saw other images in each round.
@@ -105,6 +110,7 @@ class GaussNewton(GradientMatching):
         problems = [one for one in each if one is not None]
         problems = [one for one in problems if any(bool(t.any()) for t in one.target.values())] or problems
         problems = [one for one in problems if not _of_own_model(one.observation)] or problems
+        problems = [one for one in problems if one.observation.effect(AddsErrors) is None] or problems
         ways = {local_updates(self.problem.local_updates, one.observation) for one in problems}
         if len(ways) > 1:
             raise NotApplicable(f"rounds are solved together in one way: here by {' and '.join(sorted(ways))}")

@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import fedsim
-from attacks.base import Reconstruction
+from attacks.base import Frame, Reconstruction
 from attacks.optimization import GaussNewton, LevenbergMarquardt, Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.search.base import BestCandidate
@@ -22,7 +22,7 @@ from attacks.session import Session
 from defenses import GradientNoise, LeakageGate, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec
 from tests.attacks.optimization.test_engine import Kept, KilledError
 from tests.support.clients import observe_client
@@ -131,6 +131,36 @@ def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_e
     assert search._trust() == 1.0
     search.ends = [End(25_000.0, torch.zeros(192))]
     assert search._trust() == 0.0
+
+
+def test_it_goes_on_with_labels_that_no_rule_could_read(model, images, rng, cpu):
+    """And with the steps and pictures of the attack before it."""
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[Withhold(["5.*"])])
+    frame = Frame(7, images[:1], {})
+    given = Reconstruction(images=images[:1], labels=torch.tensor([1]), trace=({"step": 7.0},), frames=(frame,))
+    found = GaussNewton(steps=2, prior=WHITE, frames=2).polish(seen, given, rng, cpu)
+    assert found.labels.tolist() == [1]
+    steps = [row["step"] for row in found.trace]
+    assert steps == [7.0, *(8.0 + number for number in range(len(steps) - 1))]
+    assert found.frames[0].step == 7
+    assert all(one.step > 7 for one in found.frames[1:])
+    assert psnr(found.images, images[:1]) > 60
+
+
+def test_rounds_that_carry_errors_of_earlier_ones_are_left_out_beside_others(model, images, monkeypatch):
+    solved_for = []
+
+    def run(self, task, rngs):
+        solved_for.append(len(task.problems[0].rounds))
+        raise NotApplicable("stopped here")
+
+    monkeypatch.setattr(LevenbergMarquardt, "run", run)
+    each = [TopK(0.5, error_feedback=carried) for carried in (True, False)]
+    for defense in each:
+        kinds = {"defense": [defense]}
+        seen = [fedsim.observe(model, images[:1], [1], server_round=n, **kinds) for n in (1, 2, 3)]
+        solved(fedsim.History(seen))
+    assert solved_for == [1, 3]
 
 
 @pytest.mark.parametrize("trust", [0.0, 1.0])
