@@ -77,6 +77,17 @@ class Started:
         self.ready = SimpleNamespace(remote=lambda: f"start at {id(self)}")
 
 
+def test_a_worker_does_not_count_the_gpus_of_all_on_its_own(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    gpus = ["simulation=ray", "simulation.workers=2", "simulation.num_gpus=1", "client.device=cpu"]
+    config = settings("audit", *SMALL_AUDIT, "attack=[labels]", *gpus)
+    with pytest.raises(ConfigError, match="all workers ask for 2 of 1"):
+        prepare(config)
+    (found,) = AuditWorker(config).run(Group([AuditBatch(0, (0,), ("labels",), 0)]))
+    assert found.result.status == "done", found.result.reason
+
+
 def test_the_death_of_a_worker_is_told_with_the_updates_that_it_attacked(monkeypatch, caplog):
     def get(reference):
         if reference == "call":
