@@ -19,7 +19,7 @@ from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, placement, worker_counts
-from experiments.engine.choice import estimate_audit, on_nodes, with_engine
+from experiments.engine.choice import estimate_audit, with_engine
 from experiments.engine.content import content_of, keep_content
 from experiments.engine.folders import open_or_resume
 from experiments.engine.reporting import reported
@@ -183,7 +183,7 @@ def _results(
 
     from fedsim.simulation.actor_pool import ActorPool, Finished
 
-    shipped = absolute(plain(on_nodes(config))) if config.ray.address is not None else config
+    shipped = absolute(plain(config)) if config.ray.address is not None else config
     actor = ray.remote(AuditWorker).options(**placement(config).clients.options())
     workers = worker_counts(config, len(groups), attackers=False)
     pool: ActorPool[Group] = ActorPool(
