@@ -9,10 +9,11 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError
 
+from attacks.running import BROKEN
 from experiments.audit import command, worker
-from experiments.audit.worker import AuditBatch, AuditWorker, Group, where
+from experiments.audit.worker import AuditBatch, AuditWorker, Group, failed, where
 from experiments.engine.setup import prepare
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 from fedsim.simulation import actor_pool
 from tests.experiments.run_files import SMALL_AUDIT
 from tests.support.federation import settings
@@ -109,7 +110,7 @@ class OnePool:
     actor = "the only one"
     limits: ClassVar[list[tuple[str, float]]] = []
 
-    def __init__(self, *given):
+    def __init__(self, *given, **_):
         self.running = None
 
     @property
@@ -149,3 +150,15 @@ def test_an_attack_has_time_to_compute_what_its_worker_has_not(monkeypatch, last
     group = Group(AuditBatch(number, (number,), first[number], number) for number in last)
     list(command._results(setup, [group], None))
     assert OnePool.limits == list(zip(("labels", "patch_gradient"), limits, strict=True))
+
+
+def test_an_attack_that_broke_cuda_in_this_process_is_the_last(monkeypatch):
+    def broken(_, group):
+        return failed(group[0], setup, f"an assert; {BROKEN}")
+
+    setup = prepare(settings("audit", *SMALL_AUDIT, "attack=[labels]", "simulation=inline"))
+    monkeypatch.setattr(AuditWorker, "run", broken)
+    ends, left = [], [Group([AuditBatch(number, (number,), ("labels",), number)]) for number in (0, 1)]
+    with pytest.raises(RunError, match=r"^labels on round-00000-client-00000: an assert; CUDA"):
+        ends.extend(command._results(setup, left, None))
+    assert len(ends) == 1
