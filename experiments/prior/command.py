@@ -31,6 +31,7 @@ from experiments.prior.sheet import write_sheet
 from fedsim.data.copies import contents
 from fedsim.determinism import torch_threads
 from fedsim.errors import ConfigError
+from fedsim.float32 import full_float32
 from fedsim.metrics.image import psnr
 from fedsim.models.generator import save_generator
 from fedsim.settings.commands import PriorConfig
@@ -75,6 +76,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     console.print(str(root), markup=False)
 
 
+@full_float32()
 def _train(
     setup: Setup,
     settings: GeneratorSettings | InversionSettings,
