@@ -35,8 +35,17 @@ logger = getLogger(__name__)
 SHRINKS = 10
 """How often an attack that runs out of memory is tried again with less: a thousandth of what it first took."""
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
-"""What torch's allocators say in a plain RuntimeError."""
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "cannot allocate memory",
+    "status_alloc_failed",
+)
+"""What torch's allocators, cuBLAS and cuDNN say in a plain RuntimeError."""
+
+BROKEN = "CUDA does nothing more in its process"
+"""Said of a failure after which that process computes nothing on a GPU."""
 
 Make = Callable[[Sequence[Observation]], Attack]
 """Builds an attack for the observations that it is to serve."""
@@ -133,7 +142,7 @@ def _one(observation: Observation | History, name: str, make: Make, seed: int, d
     except (Exception, SystemExit) as error:  # attacks are plug-ins: their faults belong into the report
         if _stopped(error):
             raise
-        return _failed(observation, name, attack, error, time.perf_counter() - start)
+        return _failed(observation, name, attack, error, device, time.perf_counter() - start)
     finally:
         if attack is not None:
             attack.session.end()
@@ -146,12 +155,33 @@ def _stopped(error: BaseException) -> bool:
 
 
 def _failed(
-    observation: Observation | History, name: str, attack: Attack | None, error: Exception | SystemExit, seconds: float
+    observation: Observation | History,
+    name: str,
+    attack: Attack | None,
+    error: Exception | SystemExit,
+    device: torch.device,
+    seconds: float,
 ) -> AttackResult:
     """The result of a fault that is being handled."""
     fault = traceback.format_exc()
     logger.error("attack %s failed:\n%s", name, fault)
-    return ended(observation, name, attack, "failed", f"{type(error).__name__}: {error}", seconds, fault)
+    result = ended(observation, name, attack, "failed", f"{type(error).__name__}: {error}", seconds, fault)
+    return _also(result, BROKEN) if _broken(device) else result
+
+
+def _broken(device: torch.device) -> bool:
+    """Whether a kernel has failed, as at an index out of range: CUDA then refuses all that its process asks."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            return True
+    return False
+
+
+def breaks_process(result: AttackResult) -> bool:
+    """Whether its process can attack nothing more."""
+    return result.status == "failed" and BROKEN in result.reason
 
 
 def ended(
@@ -327,7 +357,7 @@ def _of_group(
         except Exception as error:
             if out_of_memory(error):
                 raise  # one by one each is tried with less
-            made.append(_failed(observation, name, attack, error, seconds))
+            made.append(_failed(observation, name, attack, error, device, seconds))
     if written(attack, observations, before):
         return [ended(one, name, attack, "failed", f"RuntimeError: {WROTE}", seconds) for one in observations]
     return made

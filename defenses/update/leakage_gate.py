@@ -68,7 +68,7 @@ class LeakageGate(Defense):
         prior: `grey`, or `mean`: the colour that the model's normalisation subtracts.
         threshold: the largest relative leakage that is shared; `inf`: measure only.
         every: rounds from one check of a client to its next.
-        device: of the attack; `auto` takes CUDA where the worker has it.
+        device: of the attack; `auto` takes the one that the client trains on.
     """
 
     judges_updates = True
@@ -122,7 +122,7 @@ class LeakageGate(Defense):
             raise RuntimeError("leakage_gate holds an update against the client's pictures: call begin with them first")
         memory = turn.memory
         if "checked" not in memory or turn.server_round - int(memory["checked"]) >= self.every:
-            leakage = self._attack_itself(turn.observe(update), turn.pictures, rng)
+            leakage = self._attack_itself(turn.observe(update), turn.pictures, rng, self._device(turn))
             memory["checked"] = torch.tensor(turn.server_round)
             memory["leakage"] = torch.tensor(leakage, dtype=torch.float64)
         return replace(update, tensors={}, buffers={}) if self._withholds() else update
@@ -151,8 +151,10 @@ class LeakageGate(Defense):
             raise ConfigError("defense.leakage_gate.attack", self.attack, "an attack's _target_ and its settings")
         return self.attack
 
-    def _attack_itself(self, observation: Observation, pictures: ImageSet, rng: torch.Generator) -> float:
-        attack, device = self._as_attack(), torch.device(self._device())
+    def _attack_itself(
+        self, observation: Observation, pictures: ImageSet, rng: torch.Generator, device: torch.device
+    ) -> float:
+        attack = self._as_attack()
         seed = int(torch.randint(2**62, (), generator=rng))
         try:
             with seeded_globals(seed, "leakage_gate"), full_float32():
@@ -176,10 +178,10 @@ class LeakageGate(Defense):
         guess = torch.tensor(colour, dtype=torch.float64).view(1, -1, 1, 1).expand_as(images)
         return float(relative_leakage(originals, images, guess, self.measure).max())
 
-    def _device(self) -> str:
-        if self.device == "auto":
-            return "cuda" if torch.cuda.is_available() else "cpu"
-        return self.device
+    def _device(self, turn: ClientRound) -> torch.device:
+        if self.device == "auto" and turn.model is not None:
+            return next(turn.model.parameters()).device
+        return torch.device("cpu" if self.device == "auto" else self.device)
 
 
 def nearest_images(pictures: ImageSet, images: Float[Tensor, "m c h w"]) -> Float[Tensor, "m c h w"]:

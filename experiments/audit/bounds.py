@@ -69,10 +69,13 @@ def write_bounds(
 
 def _parties(setup: Setup, updates: Sequence[tuple[int, tuple[int, ...]]]) -> list[Party]:
     """Each audited client's by itself, also where the server sees them summed."""
-    assert isinstance(setup.config, AuditConfig)
+    config = setup.config
+    assert isinstance(config, AuditConfig)
+    if config.client.device == "cuda":  # perhaps of a cluster's nodes alone, and not of this machine
+        setup = replace(setup, config=replace(config, client=replace(config.client, device="auto")))
     runtime = setup.runtime()
     state = {name: tensor.detach().clone() for name, tensor in setup.model.state_dict().items()}
-    size, parties, summed = setup.config.audit.batch_size, [], setup.sums is not None
+    size, parties, summed = config.audit.batch_size, [], setup.sums is not None
     for first, positions in updates:
         for client, start in enumerate(range(0, len(positions), size), first):
             pictures = setup.data.train.subset(positions[start : start + size])

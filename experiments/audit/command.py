@@ -9,6 +9,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from attacks.running import breaks_process
 from attacks.session import discard
 from experiments.audit.bounds import build_bounds, write_bounds
 from experiments.audit.failures import because, blamed, refuse_none, tell_failures
@@ -19,7 +20,7 @@ from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, placement, worker_counts
-from experiments.engine.choice import estimate_audit, on_nodes, with_engine
+from experiments.engine.choice import estimate_audit, with_engine
 from experiments.engine.content import content_of, keep_content
 from experiments.engine.folders import open_or_resume
 from experiments.engine.reporting import reported
@@ -177,19 +178,22 @@ def _results(
         worker = AuditWorker(config, own_gpus(config.client), probs, scratch, setup=setup)
         for group in groups:
             for own in group.by_attack():
-                yield own, worker.run(own), 1, False
+                yield own, (results := worker.run(own)), 1, False
+                if _breaks_process(results):
+                    raise RunError(f"{own[0].attacks[0]} on {own}: {results[-1].result.reason}")
         return
     import ray
 
     from fedsim.simulation.actor_pool import ActorPool, Finished
 
-    shipped = absolute(plain(on_nodes(config))) if config.ray.address is not None else config
+    shipped = absolute(plain(config)) if config.ray.address is not None else config
     actor = ray.remote(AuditWorker).options(**placement(config).clients.options())
     workers = worker_counts(config, len(groups), attackers=False)
     pool: ActorPool[Group] = ActorPool(
         lambda _: actor.remote(shipped, simulation.num_gpus, probs, scratch, attacked=setup.attacked),
         workers,
         simulation.max_retries,
+        spent=_breaks_process,
     )
     waiting: deque[tuple[Any, deque[Group]]] = deque((None, deque(group.by_attack())) for group in groups)
     rest: dict[Group, deque[Group]] = {}
@@ -212,7 +216,7 @@ def _results(
         for end in ends:  # while the workers go on
             group, stopped = end.tag, end.error is not None
             lost = _lost(group, setup, end.error or "", end.seconds) if stopped else []
-            results: list[AuditedAttack] = lost or end.value or []
+            results = lost or end.value or []
             for one in results:
                 if one.result.fault and not one.uncomputed:  # the worker's own log is not the run's
                     logger.error("attack %s failed:\n%s", one.result.attack, one.result.fault)
@@ -227,6 +231,10 @@ def _results(
             else:
                 waiting.append((None, parts))
     pool.close()
+
+
+def _breaks_process(results: list[AuditedAttack]) -> bool:
+    return any(breaks_process(one.result) for one in results)
 
 
 def _lost(group: Group, setup: Setup, reason: str, seconds: float) -> list[AuditedAttack]:

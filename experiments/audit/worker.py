@@ -122,7 +122,7 @@ class AuditWorker(PooledWorker):
 
     @cached_property
     def _setup(self) -> Setup:
-        return self._given or replace(prepare(self._config), attacked=self._attacked)
+        return self._given or replace(prepare(self._config, worker=True), attacked=self._attacked)
 
     @cached_property
     def _clients(self) -> AuditedClients:

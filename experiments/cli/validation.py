@@ -314,7 +314,10 @@ def worker_counts(config: JobConfig, jobs: int, attackers: bool = True) -> int:
 
 def check_compiler(config: JobConfig) -> None:
     """Raises ConfigError where clients compile for a CPU of this machine, which has nothing to compile with."""
-    if not config.client.compile or config.ray.address is not None or torch.cuda.is_available():
+    simulation, device = config.simulation, config.client.device
+    found = simulation.num_gpus > 0 or (simulation.engine == "inline" and torch.cuda.is_available())
+    on_gpu = device == "cuda" or (device == "auto" and found)
+    if not config.client.compile or config.ray.address is not None or on_gpu:
         return
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler

@@ -54,49 +54,40 @@ class Estimate:
 
 
 def with_engine(config: Job, work: str, estimate: Callable[[], Estimate] | None = None) -> Job:
-    """The settings with `auto` replaced by its choice, which is printed; as they are where an engine was named.
+    """The settings with `auto` replaced by its choice, which is printed where no engine was named.
 
     Args:
         work: what is to be done, for people: `16 updates`.
         estimate: asked where neither settings nor the machine decide; None where Ray would have one worker.
     """
-    if config.simulation.engine == "ray":
-        return on_engine(config, "ray")
-    if config.simulation.engine == "inline":
-        return config
+    if config.simulation.engine != "auto":
+        return on_engine(config, config.simulation.engine)
     engine, words = _choice(config, work, estimate)
     console.print(words, markup=False)
     return on_engine(config, engine)
 
 
 def on_engine(config: Job, engine: Engine) -> Job:
-    """The settings with the engine that `auto` was found to stand for, or that was named.
-
-    In this process clients have the CPU, as on workers whose settings ask for no GPU.
-    """
-    device = device_on(engine, config.client.device, config.simulation.num_gpus)
-    if (engine, device) == (config.simulation.engine, config.client.device):
+    """The settings with the engine that `auto` was found to stand for, or that was named, and where clients compute."""
+    simulation = config.simulation
+    device = device_on(engine, config.client.device, simulation.num_gpus, named=simulation.engine == engine)
+    if (engine, device) == (simulation.engine, config.client.device):
         return config
     client = replace(config.client, device=device)
-    return replace(config, client=client, simulation=replace(config.simulation, engine=engine))
+    return replace(config, client=client, simulation=replace(simulation, engine=engine))
 
 
-def device_on(engine: str, device: Device, num_gpus: float) -> Device:
-    """Where clients compute on this engine, of what `client.device` says.
+def device_on(engine: str, device: Device, num_gpus: float, named: bool) -> Device:
+    """Where clients compute on this engine, of what `client.device` says: as recorded, it is the same on any machine.
 
-    Ray hides no GPU from workers that asked for none.
+    Ray hides no GPU from workers that asked for none; its workers that asked for one find it themselves.
+
+    Args:
+        named: by the settings; what `auto` chooses decides nothing, and so gives no client a GPU.
     """
     if device != "auto" or (engine == "ray" and num_gpus):
         return device
-    return "cpu" if torch.cuda.is_available() else device
-
-
-def on_nodes(config: Job) -> Job:
-    """The settings as workers of a cluster get them: its nodes may have GPUs that nobody asked for."""
-    simulation = config.simulation
-    if config.client.device != "auto" or config.ray.address is None or simulation.num_gpus:
-        return config
-    return replace(config, client=replace(config.client, device="cpu"))
+    return "cuda" if named and engine == "inline" and torch.cuda.is_available() else "cpu"
 
 
 def _choice(config: JobConfig, work: str, estimate: Callable[[], Estimate] | None) -> tuple[Engine, str]:

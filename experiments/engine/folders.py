@@ -45,7 +45,7 @@ def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> R
         ConfigError: the earlier call had other settings, or what it wrote is damaged.
     """
     settings: dict[str, Any] = json.loads(json.dumps(plain(config)))
-    there = settings if expected is None else _settings_of(expected, root)
+    there = settings if expected is None else with_device(_settings_of(expected, root), settings)
     if other := first_difference(comparable(there), comparable(settings)):
         key, before, now = other
         if isinstance(config, AuditConfig) and "observe" in there:
@@ -57,6 +57,19 @@ def open_folder(config: JobConfig, root: Path, expected: str | None = None) -> R
     folder = RunFolder(root)
     folder.write_text("config.yaml", yaml.safe_dump(settings, sort_keys=False))
     return folder
+
+
+def with_device(before: dict[str, Any], now: Mapping[str, Any], gpus: Any = None) -> dict[str, Any]:
+    """`before` with the device of `now`: earlier versions recorded `auto` where clients had what their machine had.
+
+    Args:
+        gpus: of workers, where `before` does not say: theirs is never the CPU.
+    """
+    client, asked = before.get("client") or {}, (before.get("simulation") or {}).get("num_gpus", gpus)
+    if client.get("device") != "auto" or asked:
+        return before
+    device = now["client"]["device"]
+    return {**before, "client": {**client, "device": "cpu" if device == "auto" else device}}
 
 
 def first_difference(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:

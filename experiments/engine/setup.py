@@ -193,19 +193,21 @@ def load_recorded(folder: Path) -> Observation:
     return load_observation(folder, load_wrappers, replay)
 
 
-def prepare(given: JobConfig | Mapping[str, Any], simulated: bool = True) -> Setup:
+def prepare(given: JobConfig | Mapping[str, Any], simulated: bool = True, worker: bool = False) -> Setup:
     """Check the settings and build everything that can be built without workers.
 
     Args:
         simulated: clients have these settings and these images; SuperNodes have their own.
+        worker: this is one of Ray's, which sees of its machine what it was given: that was checked where all began.
 
     Raises:
         ConfigError: something cannot work; nothing has been started then.
     """
     config = config_of(given)
     assert isinstance(config, JobConfig)
-    check_gpus(config)
-    check_compiler(config)
+    if not worker:
+        check_gpus(config)
+        check_compiler(config)
     config.client.check_optimizer()
     attacks = {name: build_attack(name, settings) for name, settings in config.attack.items()}
     defenses = build_chain(config.hooks)

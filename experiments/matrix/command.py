@@ -138,9 +138,8 @@ def plan_matrix(config: MatrixConfig, root: Path) -> MatrixProgress:
             settings = audit_config(composed[0], attacks, None if last is None else str(last))
             place = folder / row.name / f"audit-{state}"
             units.append(MatrixRun(row.name, AUDIT, state, place, settings, content[AUDIT], last))
-    if config.simulation.engine != "inline":
-        config = _with_engine(config, units, training, audit, len(chosen))
-        units = [unit.on(config.simulation.engine) for unit in units]
+    config = _with_engine(config, units, training, audit, len(chosen))
+    units = [unit.on(config.simulation.engine) for unit in units]
     return MatrixProgress(config, root, rows, told, units, len(training.data.test))
 
 
@@ -208,11 +207,7 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
 
 def _inline(unit: MatrixRun, simulation: Mapping[str, Any]) -> MatrixRun:
     """The unit for a worker, which runs it within its process, on a cluster in another working directory."""
-    config = unit.config
-    if config["ray"]["address"] is not None:
-        config, client = absolute(config), config["client"]
-        if client["device"] == "auto" and not simulation["num_gpus"]:
-            config["client"] = {**client, "device": "cpu"}  # a node may have a GPU that nobody asked for
+    config = unit.config if unit.config["ray"]["address"] is None else absolute(unit.config)
     return replace(unit, config={**config, "simulation": {**simulation, "engine": "inline"}})
 
 

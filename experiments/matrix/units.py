@@ -21,7 +21,7 @@ from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import quiet_libraries
 from experiments.engine.choice import device_on
 from experiments.engine.content import Content, first_other, of_other
-from experiments.engine.folders import bits_of, first_difference
+from experiments.engine.folders import bits_of, first_difference, with_device
 from experiments.engine.setup import Setup, prepare
 from experiments.run.command import run_federated
 from fedsim.data.copies import most_copies
@@ -79,11 +79,9 @@ class MatrixRun:
     def on(self, engine: str) -> Self:
         """The run on the engine that `auto` was found to stand for, or that was named, where its row names none."""
         own = self.config["simulation"]["engine"]
-        if own == "inline":
-            return self
-        engine = engine if own == "auto" else own
-        simulation, client = {**self.config["simulation"], "engine": engine}, self.config["client"]
-        device = device_on(engine, client["device"], simulation["num_gpus"])
+        chosen = engine if own == "auto" else own
+        simulation, client = {**self.config["simulation"], "engine": chosen}, self.config["client"]
+        device = device_on(chosen, client["device"], simulation["num_gpus"], named=own == engine)
         client = {**client, "device": device}
         return replace(self, config={**self.config, "simulation": simulation, "client": client})
 
@@ -122,9 +120,8 @@ def check_unit(unit: MatrixRun) -> None:
     if asked is None:
         return
     kept = unit.kind == AUDIT or (unit.folder / SEAL).exists()
-    gpus = _has_gpus(unit)
-    given = (asked["settings"], asked.get("gpus", gpus)), (unit.settings, gpus)  # earlier versions recorded none
-    before, now = (absolute(_on_cpu(settings, gpus)) for settings, gpus in given)
+    gpus = asked.get("gpus", _has_gpus(unit))  # earlier versions recorded none
+    before, now = absolute(with_device(asked["settings"], unit.config, gpus)), absolute(unit.settings)
     differing = first_difference(before, now)
     if differing and kept:
         key, before, now = differing
@@ -145,14 +142,6 @@ def check_unit(unit: MatrixRun) -> None:
 def _has_gpus(unit: MatrixRun) -> bool:
     """Whether workers ask for a share of a GPU; how large it is changes no result."""
     return bool(unit.config["simulation"]["num_gpus"])
-
-
-def _on_cpu(settings: Config, gpus: bool) -> Config:
-    """With `auto` as workers of a cluster get it, where it stands for the CPU here too."""
-    client = settings.get("client", {})
-    if client.get("device") != "auto" or gpus or torch.cuda.is_available():
-        return settings
-    return {**settings, "client": {**client, "device": "cpu"}}
 
 
 def run_unit(unit: MatrixRun) -> UnitEnd:

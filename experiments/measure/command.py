@@ -29,6 +29,7 @@ from experiments.measure.settings import check_measure, check_reference
 from experiments.measure.subjects import Subject, load_subjects
 from fedsim.determinism import torch_threads
 from fedsim.errors import ConfigError, RunError
+from fedsim.float32 import full_float32
 from fedsim.metrics.jigsaw import Spread
 from fedsim.metrics.position import explained_variance, position_errors, svd_energy
 from fedsim.metrics.robustness import ALEXNET, mean_corruption_error
@@ -54,6 +55,7 @@ def run_measure(given: MeasureConfig | Mapping[str, Any], root: Path) -> None:
         _measure(config, plan, root)
 
 
+@full_float32()
 def _measure(config: MeasureConfig, plan: CorruptionPlan | None, root: Path) -> None:
     start = time.perf_counter()
     say_doing("loading models and test images")

@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from clients.app import resolve_device
 from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
+from experiments.engine.choice import device_on
 from experiments.engine.content import content_of, keep_content
 from experiments.engine.folders import open_or_resume
 from experiments.engine.setup import Setup, prepare
@@ -29,6 +31,7 @@ from experiments.prior.sheet import write_sheet
 from fedsim.data.copies import contents
 from fedsim.determinism import torch_threads
 from fedsim.errors import ConfigError
+from fedsim.float32 import full_float32
 from fedsim.metrics.image import psnr
 from fedsim.models.generator import save_generator
 from fedsim.settings.commands import PriorConfig
@@ -45,6 +48,8 @@ NAMES = {"generator": "generator.safetensors", "lti": "inversion.safetensors"}
 def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     """Train, or go on with a training that was killed; raises ConfigError before anything is started."""
     config = parse(PriorConfig, given)
+    device = device_on("inline", config.client.device, num_gpus=0.0, named=True)
+    config = replace(config, client=replace(config.client, device=device))
     settings = chosen_network(config)
     say_doing("reading the data, building the model")
     setup = prepare(config)
@@ -71,6 +76,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     console.print(str(root), markup=False)
 
 
+@full_float32()
 def _train(
     setup: Setup,
     settings: GeneratorSettings | InversionSettings,

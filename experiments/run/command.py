@@ -31,7 +31,7 @@ from experiments.cli.validation import (
     takes_gradients,
     worker_counts,
 )
-from experiments.engine.choice import estimate_run, on_nodes, with_engine
+from experiments.engine.choice import estimate_run, with_engine
 from experiments.engine.content import federated_content, keep_content
 from experiments.engine.folders import open_folder
 from experiments.engine.reporting import reported
@@ -189,7 +189,7 @@ def make_grid(setup: Setup) -> SimulatedGrid:
 
     wanted, workers = placement(config), worker_counts(config, config.num_clients)
     on_cluster = config.ray.address is not None
-    shipped = absolute(plain(on_nodes(config))) if on_cluster else config
+    shipped = absolute(plain(config)) if on_cluster else config
     room = max((node.room(wanted.clients) for node in living_nodes()), default=1) if on_cluster else workers
     beside = max(1, min(workers, room))
     return RayGrid(

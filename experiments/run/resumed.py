@@ -57,14 +57,21 @@ def read_resumed(arguments: Sequence[str]) -> tuple[Config, Path] | None:
     for argument in _without_config_dir(arguments):
         if argument not in named:
             _override(config, argument)
-    on_gpus = [key for key in ("num_gpus", "attack_num_gpus") if simulation.get(key)]
-    if simulation.get("engine") != engine and on_gpus:
-        words = f"{engine}, as the run began: with simulation.{on_gpus[0]} the other one computes elsewhere"
-        raise ConfigError("simulation.engine", simulation["engine"], words)
-    if simulation.get("engine") != engine and (config.get("client") or {}).get("device") == "auto" and _has_cuda():
-        words = f"{engine}, as the run began: with client.device=auto one of them computes on this machine's GPU"
+    if simulation.get("engine") != engine and (key := _of_gpus(config)):
+        words = f"{engine}, as the run began: with {key} the other one computes elsewhere"
         raise ConfigError("simulation.engine", simulation["engine"], words)
     return {**config, "resume": str(root)}, root
+
+
+def _of_gpus(config: Config) -> str | None:
+    """The first setting by which clients or attacks of one engine have a GPU."""
+    simulation, device = config.get("simulation") or {}, (config.get("client") or {}).get("device")
+    crews = simulation.get("attack_crews") or {}
+    asked = {key: simulation.get(key) for key in ("num_gpus", "attack_num_gpus")}
+    asked |= {f"attack_crews.{name}.num_gpus": crew.get("num_gpus") for name, crew in crews.items()}
+    if key := next((key for key, gpus in asked.items() if gpus), None):
+        return f"simulation.{key}"
+    return f"client.device={device}" if device == "cuda" or (device == "auto" and _has_cuda()) else None
 
 
 def _has_cuda() -> bool:

@@ -44,7 +44,7 @@ class PublicPrior:
     def of(
         cls, images: Float[Tensor, "batch c h w"], seen: Float[Tensor, "batch c h w"] | None = None
     ) -> "PublicPrior":
-        """From images in [0, 1]. Few of them are trusted less: see `COUNTS_AS`.
+        """From images in [0, 1], on the CPU. Few of them are trusted less: see `COUNTS_AS`.
 
         Args:
             seen: what a client's model would see of each.
@@ -54,7 +54,7 @@ class PublicPrior:
         """
         count = len(images)
         require("images", tuple(images.shape), count >= 1, "one public image or more")
-        images = images.double()
+        images = images.detach().cpu().double()
         mean = _mean(images)
         centred = images - mean
         colours = torch.einsum("bchw,bdhw->cd", centred, centred) / max(centred[:, 0].numel(), 1)
@@ -64,7 +64,7 @@ class PublicPrior:
         prior = cls(mean, axes, variance.clamp(min=LEAST_STD**2).sqrt())
         if seen is None:
             return prior
-        seen = seen.double().clamp(0.0, 1.0)
+        seen = seen.detach().cpu().double().clamp(0.0, 1.0)
         seen_mean = _mean(seen)
         changed = seen - seen_mean
         share = (changed * centred).sum() / changed.square().sum().clamp(min=1e-30)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedsim.data import ImageSet
 from fedsim.determinism import seeded_globals
+from fedsim.float32 import full_float32
 from fedsim.models.buffers import Buffers
 
 CHUNK = 64
@@ -24,6 +25,7 @@ class Evaluation:
 
 
 @torch.no_grad()
+@full_float32()
 def evaluate(
     model: nn.Module, pictures: ImageSet, normalise: Callable[[Tensor], Tensor], batch_size: int = 256
 ) -> Evaluation:

@@ -77,7 +77,7 @@ class ClientSettings:
         max_grad_norm: L2 norm that each step's gradient is scaled down to, all tensors together; None: it is not.
         compile: local training goes through torch.compile's code: the same up to rounding.
         augment: torchvision's transforms on each image of a batch, in order; see `fedsim.settings.local.augment`.
-        device: `auto` takes CUDA where Ray gave the worker a GPU.
+        device: `auto` takes CUDA where Ray gave the worker a GPU, or where this process was named and has one.
     """
 
     share: Literal["gradient", "delta", "weights"]

@@ -85,6 +85,7 @@ class ActorPool(Generic[Tag]):
         size: how many actors there are at first.
         max_retries: how often a call is made again after its actor died.
         on_waiting: told how many seconds calls have been waiting while no actor could start; by default nobody.
+        spent: whether who returned this value is of no use any more, and is replaced.
 
     Attributes:
         seconds_fetching: that it took to fetch and decode what calls returned, since the pool began.
@@ -96,11 +97,13 @@ class ActorPool(Generic[Tag]):
         size: int,
         max_retries: int = 2,
         on_waiting: Callable[[float], None] = lambda _: None,
+        spent: Callable[[Any], bool] = lambda _: False,
     ) -> None:
         self.seconds_fetching = 0.0
         self._make_actor = make_actor
         self._max_retries = max_retries
         self._on_waiting = on_waiting
+        self._spent = spent
         self._numbers: dict[Any, int] = {}
         self._starting: dict[Any, Any] = {}
         self._failed_starts = 0
@@ -281,7 +284,12 @@ class ActorPool(Generic[Tag]):
             reason = f"its worker died {'once' if pending.attempts == 1 else f'{pending.attempts} times'}"
             return Finished(pending.tag, pending.attempts, error=reason, seconds=pending.before)
         self.seconds_fetching += time.perf_counter() - before
-        self._idle.append(actor)
+        if self._spent(value):
+            ray.kill(actor)
+            self._swap(actor)
+            actor = None
+        else:
+            self._idle.append(actor)
         return Finished(pending.tag, pending.attempts, value=value, seconds=pending.ran(), actor=actor)
 
     def _take_started(self, reference: Any) -> None:

@@ -16,9 +16,10 @@ import torch
 from ray.exceptions import RayError
 
 from attacks.building import build_attack
-from attacks.running import attack_device, reads_history, run_attack
+from attacks.running import attack_device, breaks_process, reads_history, run_attack
 from attacks.session import discard
 from fedsim.determinism import torch_threads
+from fedsim.errors import RunError
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.results import score_against
 from fedsim.observation import Observation
@@ -146,6 +147,8 @@ class InlineAttacks(AttackScheduler):
                 settings = self.attacks[name]
                 result = run_attack(observation, name, settings, self.seed, self._device, self.scratch, earlier)
                 self._finish(score_against(result, truth), truth)
+                if breaks_process(result):
+                    raise RunError(f"{name} on {result.observation}: {result.reason}")
 
     def collect(self) -> None:
         """Nothing is ever under way."""
@@ -354,7 +357,7 @@ class RayAttacks(AttackScheduler):
         def tell(seconds: float) -> None:
             self.on_waiting(f"no attack worker has started for {seconds:.0f} s: {describe_room(crew.request)}")
 
-        return ActorPool(start, 0, self._max_retries, tell)
+        return ActorPool(start, 0, self._max_retries, tell, breaks_process)
 
     def _staff(self) -> None:
         """Workers for pools that have none, unless clients have just asked for the room."""

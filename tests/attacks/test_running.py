@@ -134,6 +134,27 @@ def test_of_a_group_it_is_that_victims_alone(victims, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_failure_says_whether_cuda_goes_on_behind_it(victims, monkeypatch, count, broken):
+    def synchronize(_):
+        if broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    completion(monkeypatch, lambda: IndexError("index out of range"))
+    monkeypatch.setattr(Gray, "__call__", lambda attack, one, rng, device: attack.run(one, rng, torch.device("cpu")))
+    results = running.run_built(victims[:count], "gray", Gray(), 0, torch.device("cuda"))
+    assert [one.reason.endswith("in its process") for one in results] == [broken] * count
+    assert [running.breaks_process(one) for one in results] == [broken] * count
+
+
+def test_a_full_gpu_says_so_in_several_words():
+    full = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    assert running.out_of_memory(RuntimeError(full))
+    assert not running.out_of_memory(RuntimeError(full.replace("ALLOC", "EXECUTION")))
+
+
+@pytest.mark.parametrize("count", [1, 2])
 def test_running_out_of_memory_there_is_answered_by_less(victims, monkeypatch, count):
     attack = Gray()
     completion(monkeypatch, lambda: MemoryError() if attack.chunk > 2 else None)

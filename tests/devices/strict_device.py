@@ -68,6 +68,8 @@ def _kernel(operator: Any, *args: Any, **kwargs: Any) -> Any:
     device = kwargs.get("device")
     ours = device.type == NAME if device is not None else any(one.device.type == NAME for _, one in tensors)
     _refuse_mixed(operator, tensors)
+    if ours and any(argument.name == "driver" and value not in (None, "gels") for argument, value in given):
+        raise RuntimeError(f"{operator}: parameter `driver` should be one of (gels)")
     args = tuple(_as_declared(argument, value, tensors) for argument, value in given[: len(args)])
     if ours and any(isinstance(value, torch.Generator) and value.device.type == "cpu" for _, value in given):
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu', for {operator}")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attacks.analytic.patch_bag.attention import _weights as solved_weights
 from attacks.generative import Generator
 from attacks.running import run_attack_on_many
 from experiments.audit.worker import AuditBatch, AuditWorker
@@ -95,3 +96,10 @@ def test_a_generator_on_the_device_tells_its_shape(device):
 @pytest.mark.parametrize("what", MORE)
 def test_so_it_does_with(device, monkeypatch, what):
     check(device, monkeypatch, *MORE[what])
+
+
+def test_who_attends_to_whom_is_solved_anywhere(device, rng):
+    told, values = torch.rand(2, 4, 5, generator=rng).softmax(dim=2), torch.randn(2, 5, 8, generator=rng)
+    found = solved_weights(values.to(device), (told @ values).to(device))
+    assert found.device.type == device.type
+    torch.testing.assert_close(found.cpu(), told, atol=1e-5, rtol=1e-4)

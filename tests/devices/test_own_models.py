@@ -41,6 +41,14 @@ def test_a_client_is_observed(device, network, images, share):
         torch.testing.assert_close(there.update.tensors[name], tensor)
 
 
+def test_public_images_from_there_are_as_good(device, network, images):
+    seen = fedsim.observe(network, images, [3])
+    public = images.flip(-1).repeat(3, 1, 1, 1)
+    found, here = (seen.with_public_images(some) for some in (public.to(device), public))
+    assert torch.equal(found.image_prior.spectrum, here.image_prior.spectrum)
+    assert torch.equal(found.public_images.pixels, here.public_images.pixels)
+
+
 @pytest.mark.command
 def test_an_audit(device, network, images, tmp_path):
     data = torch.utils.data.TensorDataset(images.repeat(2, 1, 1, 1), torch.tensor([3, 1]))

@@ -55,6 +55,11 @@ def test_mixed_devices_are_refused(strict, name):
         MIXED[name](CPU.to(strict))
 
 
+def test_a_solver_that_cuda_lacks_is_refused(strict):
+    with pytest.raises(RuntimeError, match=r"`driver` should be one of \(gels\)"):
+        torch.linalg.lstsq(CPU.to(strict), CPU.to(strict), driver="gelsd")
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
 @pytest.mark.parametrize("name", ALLOWED)
 def test_the_rest_is_computed_as_on_the_cpu(strict, name):

@@ -1,9 +1,18 @@
 """Flags of torch, which exist without a GPU."""
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
+from torch import nn
 
+from experiments.measure import command as measure
+from experiments.prior import command as prior
 from fedsim.float32 import full_float32
+from fedsim.metrics.accuracy import evaluate
+from tests.fedsim.metrics.test_accuracy import Pictures
+
+WHOLE = MagicMock()
 
 CHOICES = {
     "torch's own": lambda: None,
@@ -77,3 +86,24 @@ def test_a_fault_leaves_the_choice(gpu):
     with pytest.raises(ZeroDivisionError), full_float32():
         raise ZeroDivisionError
     assert chosen() == before
+
+
+@pytest.mark.parametrize(
+    ("begin", "where"),
+    [
+        (lambda: evaluate(nn.Linear(1, 1), Pictures(), lambda x: x), "fedsim.metrics.accuracy.Buffers"),
+        (lambda: prior._train(WHOLE, None, None, None, None), "experiments.prior.command.resolve_device"),
+        (lambda: measure._measure(WHOLE, None, None), "experiments.measure.command.say_doing"),
+    ],
+    ids=["evaluating", "training a prior", "measuring"],
+)
+def test_so_it_is_while(gpu, monkeypatch, begin, where):
+    def look(*_):
+        found.append(places()["conv"].fp32_precision)
+        raise ZeroDivisionError
+
+    found = []
+    monkeypatch.setattr(where, look)
+    with pytest.raises(ZeroDivisionError):
+        begin()
+    assert found == ["ieee"]

@@ -81,12 +81,12 @@ def pair_logits(
 def _weights(
     values: Float[Tensor, "heads members size"], outputs: Float[Tensor, "heads tokens size"]
 ) -> Float[Tensor, "heads tokens members"]:
-    """a with a v = o and Σ a = 1, in the scale of the values."""
+    """a with a v = o and Σ a = 1, in the scale of the values; on the CPU, as CUDA has no solver for any rank."""
     scale = values.square().mean().sqrt()
     system = torch.cat([values, scale.expand(*values.shape[:2], 1)], dim=2)
     known = torch.cat([outputs, scale.expand(*outputs.shape[:2], 1)], dim=2)
-    found: Tensor = torch.linalg.lstsq(system.mT, known.mT, driver="gelsd").solution
-    return found.mT
+    found: Tensor = torch.linalg.lstsq(system.mT.cpu(), known.mT.cpu(), driver="gelsd").solution
+    return found.mT.to(values.device)
 
 
 def _values(attention: Any, tokens: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens inner"]:

@@ -82,8 +82,13 @@ class Sketch:
         return values, vectors
 
     def by_inverse(self, damping: float) -> Callable[[Tensor], Tensor]:
-        """The same by an inverse, for this damping alone."""
-        factor = torch.linalg.cholesky(self.normal + damping * torch.eye(len(self.normal)).to(self.normal))
+        """The same by an inverse, for this damping alone; where rounding leaves none, for what rounding is more."""
+        damped = self.normal.clone()
+        damped.diagonal().add_(damping)
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if int(failed):
+            damped.diagonal().add_(len(damped) * torch.finfo(damped.dtype).eps * damped.diagonal().sum())
+            factor = torch.linalg.cholesky(damped)
         inverse = torch.cholesky_inverse(factor)
         return lambda v: inverse @ v
 

@@ -82,6 +82,7 @@ class Fake:
 
     def __init__(self, images=None, refusal=None, fault=None):
         self.images, self.refusal, self.fault, self.seen, self.draws = images, refusal, fault, [], []
+        self.devices = []
 
     def check(self, observation):
         if self.refusal:
@@ -91,6 +92,7 @@ class Fake:
         if self.fault:
             raise self.fault
         self.seen.append(observation)
+        self.devices.append(device.type)
         self.draws.append((torch.rand(2, generator=rng), torch.rand(2)))
         return Reconstruction(self.images)
 
@@ -115,6 +117,17 @@ def test_relative_leakage_against_skimage_and_at_its_fixed_points(rng):
         exact, noisy = (relative_leakage(originals, x, prior, measure) for x in (originals, images))
         assert bool((exact > noisy).all())
         assert bool((noisy > 0).all())
+
+
+def test_it_attacks_where_the_client_trains_unless_told_otherwise(client, monkeypatch):
+    client.runtime.load(client.state)  # it trains on the CPU, whatever there is
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    gate = client.gate
+    gate.attack = Fake(client.setup.data.train.images([0]))
+    client.share(0)
+    gate.device, client.memory = "cuda", {}
+    client.share(0)
+    assert gate.attack.devices == ["cpu", "cuda"]
 
 
 def test_a_prior_that_says_nothing_divides_by_something(rng):

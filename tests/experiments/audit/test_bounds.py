@@ -2,14 +2,18 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fedsim
+from experiments.audit.bounds import _parties
+from experiments.engine.setup import prepare
 from fedsim.errors import ConfigError
 from tests.experiments.run_files import SMALL_AUDIT as SMALL
 from tests.experiments.run_files import rows
+from tests.support.federation import settings
 
 FEW = ["audit.num_images=2", "attack=[labels]"]
 ALL = "bound=[reconstruction_robustness,pairs,gaussian_reference,determined,canaries]"
@@ -77,6 +81,16 @@ def test_bounds_are_of_the_clients_that_are_audited(audit):
     folder = audit("audit.num_images=8", "attack=[]", "defense=[dp_sgd]", "bound=[reconstruction_robustness]", *steps)
     (proven,) = rows(folder, "bounds")
     assert (proven["values"]["mu"], proven["values"]["releases"]) == (1.0, 1)
+
+
+def test_they_are_computed_here_where_the_nodes_of_a_cluster_have_the_gpus(monkeypatch):
+    setup = prepare(settings("audit", *SMALL, "attack=[labels]"))
+    config = setup.config
+    setup = replace(setup, config=replace(config, client=replace(config.client, device="cuda")))
+    for there in (False, True):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        (party,) = _parties(setup, [(0, (0,))])
+        assert party.runtime.device.type == ("cuda" if there else "cpu")
 
 
 @pytest.mark.parametrize(

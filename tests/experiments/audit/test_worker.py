@@ -9,10 +9,11 @@ import pytest
 import torch
 from ray.exceptions import ActorDiedError
 
+from attacks.running import BROKEN
 from experiments.audit import command, worker
-from experiments.audit.worker import AuditBatch, AuditWorker, Group, where
+from experiments.audit.worker import AuditBatch, AuditWorker, Group, failed, where
 from experiments.engine.setup import prepare
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, RunError
 from fedsim.simulation import actor_pool
 from tests.experiments.run_files import SMALL_AUDIT
 from tests.support.federation import settings
@@ -77,6 +78,17 @@ class Started:
         self.ready = SimpleNamespace(remote=lambda: f"start at {id(self)}")
 
 
+def test_a_worker_does_not_count_the_gpus_of_all_on_its_own(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    gpus = ["simulation=ray", "simulation.workers=2", "simulation.num_gpus=1", "client.device=cpu"]
+    config = settings("audit", *SMALL_AUDIT, "attack=[labels]", *gpus)
+    with pytest.raises(ConfigError, match="all workers ask for 2 of 1"):
+        prepare(config)
+    (found,) = AuditWorker(config).run(Group([AuditBatch(0, (0,), ("labels",), 0)]))
+    assert found.result.status == "done", found.result.reason
+
+
 def test_the_death_of_a_worker_is_told_with_the_updates_that_it_attacked(monkeypatch, caplog):
     def get(reference):
         if reference == "call":
@@ -98,7 +110,7 @@ class OnePool:
     actor = "the only one"
     limits: ClassVar[list[tuple[str, float]]] = []
 
-    def __init__(self, *given):
+    def __init__(self, *given, **_):
         self.running = None
 
     @property
@@ -138,3 +150,15 @@ def test_an_attack_has_time_to_compute_what_its_worker_has_not(monkeypatch, last
     group = Group(AuditBatch(number, (number,), first[number], number) for number in last)
     list(command._results(setup, [group], None))
     assert OnePool.limits == list(zip(("labels", "patch_gradient"), limits, strict=True))
+
+
+def test_an_attack_that_broke_cuda_in_this_process_is_the_last(monkeypatch):
+    def broken(_, group):
+        return failed(group[0], setup, f"an assert; {BROKEN}")
+
+    setup = prepare(settings("audit", *SMALL_AUDIT, "attack=[labels]", "simulation=inline"))
+    monkeypatch.setattr(AuditWorker, "run", broken)
+    ends, left = [], [Group([AuditBatch(number, (number,), ("labels",), number)]) for number in (0, 1)]
+    with pytest.raises(RunError, match=r"^labels on round-00000-client-00000: an assert; CUDA"):
+        ends.extend(command._results(setup, left, None))
+    assert len(ends) == 1

@@ -1,5 +1,6 @@
 """`simulation=auto`: what a setting asks for, what the machine has, and then what should end sooner."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,9 @@ from experiments.engine.choice import (
     estimate_run,
     forward_flops,
     on_engine,
-    on_nodes,
     with_engine,
 )
-from experiments.engine.folders import comparable, first_difference
+from experiments.engine.folders import comparable, open_or_resume
 from experiments.engine.ray_only import KEYS
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
@@ -66,9 +66,20 @@ def test_what_should_end_sooner_is_chosen_and_said(machine, capsys):
 
 @pytest.mark.parametrize("engine", ["ray", "inline"])
 def test_an_engine_that_was_named_is_taken(machine, capsys, engine):
-    config = config_of(load_config("audit", *AUDIT, f"simulation={engine}", "simulation.workers=2"))
+    config = config_of(
+        load_config("audit", *AUDIT, f"simulation={engine}", "simulation.workers=2", "client.device=cpu")
+    )
     assert with_engine(config, "4 updates", lambda: pytest.fail("asked")) is config
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("gpu", "device"), [(True, "cuda"), (False, "cpu")])
+def test_in_a_process_that_was_named_clients_have_its_gpu_wherever_the_run_goes_on(machine, gpu, device):
+    machine(4, gpu=gpu)
+    began = with_engine(config_of(load_config("audit", *AUDIT, "simulation=inline")), "4 updates")
+    assert began.client.device == device
+    machine(4, gpu=not gpu)
+    assert with_engine(began, "4 updates").client.device == device
 
 
 ONLY_RAY = {
@@ -106,8 +117,8 @@ def test_in_this_process_clients_have_no_gpu_that_workers_would_not_have(machine
         (True, [], "cpu"),
         (True, ["simulation.num_gpus=0.5"], "auto"),
         (True, ["client.device=cuda", "simulation.num_gpus=0.5"], "cuda"),
-        (False, [], "auto"),
-        (False, ["ray.address=127.0.0.1:6379"], "auto"),
+        (False, [], "cpu"),
+        (False, ["ray.address=127.0.0.1:6379"], "cpu"),
     ],
 )
 def test_workers_that_asked_for_no_gpu_have_none(machine, gpu, settings, device):
@@ -117,13 +128,35 @@ def test_workers_that_asked_for_no_gpu_have_none(machine, gpu, settings, device)
     assert with_engine(config, "4 updates", lambda: pytest.fail("asked")).client.device == device
 
 
-def test_what_began_on_a_cluster_goes_on_in_this_process_and_its_workers_have_the_cpu(machine):
-    given = config_of(load_config("audit", *AUDIT))
-    there = on_engine(replace(given, ray=replace(given.ray, address="127.0.0.1:6379")), "ray")
-    assert first_difference(comparable(plain(there)), comparable(plain(on_engine(given, "inline")))) is None
-    assert on_nodes(there).client.device == "cpu"
-    asked = replace(there, simulation=replace(there.simulation, num_gpus=0.5))
-    assert on_nodes(asked).client.device == on_nodes(given).client.device == "auto"
+@pytest.mark.parametrize("gpus", [(False, True), (True, False)])
+def test_what_began_on_one_machine_goes_on_in_this_process_on_another(machine, gpus):
+    began, goes_on = [], [config_of(load_config("audit", *AUDIT, *words)) for words in ([], ["ray.address=auto"])]
+    for gpu in gpus:
+        machine(4, gpu=gpu)
+        began += [plain(with_engine(config, "4 updates", lambda: SHORT)) for config in goes_on]
+    assert len({yaml.safe_dump(comparable(config)) for config in began}) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ({}, {"device": "cpu"}, True),
+        ({}, {"device": "cuda"}, True),
+        ({}, {"num_gpus": 0.5}, False),
+        ({"num_gpus": 0.5}, {"num_gpus": 1.0}, True),
+        ({"num_gpus": 0.5}, {"device": "cpu"}, False),
+        ({"device": "cpu"}, {"device": "cuda"}, False),
+    ],
+)
+def test_folders_of_earlier_versions_leave_open_what_their_machine_had(before, now, same, tmp_path):
+    def config(device="auto", num_gpus=0.0):
+        given = config_of(load_config("audit", *AUDIT))
+        simulation = replace(given.simulation, num_gpus=num_gpus)
+        return replace(given, client=replace(given.client, device=device), simulation=simulation)
+
+    open_or_resume(config(**before), tmp_path)
+    with nullcontext() if same else pytest.raises(ConfigError, match=r"client\.device"):
+        open_or_resume(config(**now), tmp_path)
 
 
 def test_a_gpu_that_is_not_there_is_refused(machine):

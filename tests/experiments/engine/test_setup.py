@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._inductor.exc import InvalidCxxCompiler
 
 import fedsim
 from experiments.cli import validation
@@ -103,3 +104,29 @@ def test_an_observation_of_the_run_itself_has_the_defenses_at_hand(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.Own"):
         setup.load_recorded(tmp_path / "seen")
     assert built.recorded(tmp_path / "seen").architecture is built.architecture
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "device", "gpus", "compiles"),
+    [
+        ("auto", "auto", 0.0, True),
+        ("inline", "auto", 0.0, None),
+        ("ray", "cpu", 0.5, True),
+        ("ray", "auto", 0.5, False),
+        ("inline", "cuda", 0.0, False),
+    ],
+)
+def test_who_compiles_for_a_cpu_needs_a_compiler(engine, device, gpus, compiles, there, monkeypatch):
+    """None: where this process has no GPU."""
+
+    def none():
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
+    given = config(engine=engine, num_gpus=gpus)
+    given = replace(given, client=replace(given.client, device=device, compile=True))
+    refused = not there if compiles is None else compiles
+    with pytest.raises(ConfigError, match="no C\\+\\+ compiler") if refused else nullcontext():
+        validation.check_compiler(given)

@@ -360,8 +360,7 @@ def test_what_no_rows_own_ray_ever_has_is_refused_at_once(matrix, computed, monk
     assert not (root / "matrix.json").exists()
 
 
-def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path):
     simulation = {"engine": "ray", "threads": 2, "num_gpus": 0}
     config = {"simulation": simulation, "client": {"device": "cpu"}, "attack": {}, "audit": {"victims": 1}}
     config |= {"data": {}, "model": {"checkpoint": None}}
@@ -372,7 +371,7 @@ def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path, monkeypatch
         changed = {"client": {"device": device}, "simulation": {**simulation, "num_gpus": num_gpus}}
         return matrix_units.MatrixRun("none", matrix_units.AUDIT, "initial", folder, {**config, **changed})
 
-    recorded = (("cpu", 0, [("auto", 1)], "cpu, not auto"), ("auto", 1, [("auto", 0), ("cpu", 0)], "auto, not cpu"))
+    recorded = (("cpu", 0, [("auto", 1)], "cpu, not auto"), ("auto", 1, [("cpu", 0)], "auto, not cpu"))
     for device, gpus, others, told in recorded:
         asked = {"settings": unit(device, gpus).settings, "gpus": bool(gpus), "attacks": {}}
         (folder / matrix_units.ASKED).write_text(json.dumps(asked))
@@ -420,6 +419,7 @@ def test_workers_of_a_cluster_find_relative_paths_and_the_folder_stays_the_same_
     unit = matrix_units.MatrixRun(
         "none", matrix_units.AUDIT, "untrained", tmp_path / "m" / "rows" / "none" / "a", config
     )
+    unit = unit.on("ray")
     sent = leakage_matrix._inline(unit, config["simulation"])
     assert sent.config["simulation"] == {"engine": "inline", "threads": 2, "num_gpus": 0}
     assert sent.config["client"] == {"device": "cpu"}

@@ -357,6 +357,12 @@ def test_what_began_on_gpus_does_not_go_on_in_one_process(run_folder):
     assert resumed.read_resumed([f"resume={run_folder}", "simulation.engine=ray"]) is not None
     with pytest.raises(ConfigError, match=r"simulation\.engine=inline: must be ray, .*simulation\.attack_num_gpus"):
         resumed.read_resumed([f"resume={run_folder}", "simulation.engine=inline"])
+    path.write_text(began.replace("attack_num_gpus: 0.5", "attack_crews: {dlg: {timeout: 9.0, num_gpus: 1.0}}"))
+    with pytest.raises(ConfigError, match=r"=inline: must be ray, .*simulation\.attack_crews\.dlg\.num_gpus"):
+        resumed.read_resumed([f"resume={run_folder}", "simulation.engine=inline"])
+    path.write_text(began.replace("ray, attack_num_gpus: 0.5}", "inline}\nclient: {device: cuda}"))
+    with pytest.raises(ConfigError, match=r"=ray: must be inline, .*client\.device=cuda"):
+        resumed.read_resumed([f"resume={run_folder}", "simulation.engine=ray"])
 
 
 def test_where_there_is_a_gpu_the_engine_stays_if_it_decides_who_computes_on_it(run_folder, monkeypatch):

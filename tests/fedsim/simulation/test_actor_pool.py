@@ -89,6 +89,20 @@ def test_workers_that_die_as_they_start_are_an_error_not_a_loop(monkeypatch):
         pool.take(pool.references)
 
 
+def test_who_is_spent_is_replaced_and_what_it_returned_is_kept(monkeypatch):
+    killed = []
+    monkeypatch.setattr(actor_pool, "ray", SimpleNamespace(get=lambda reference: reference, kill=killed.append))
+    pool = ActorPool(Started, 1, max_retries=0, spent="broken".__eq__)
+    pool.take(pool.references)
+    (first,) = pool._numbers
+    for value, gone in (("whole", []), ("broken", [first])):
+        pool.submit(value, lambda _, value=value: value)
+        (end,) = pool.take([value])
+        assert (end.value, end.actor, killed) == (value, None if gone else first, gone)
+    assert pool.size == 1
+    assert first not in pool._numbers
+
+
 def test_a_worker_without_its_data_ends_the_run_with_the_key_and_the_node(ray_on_this_machine):
     pool = pool_of(Homeless, size=1)
     pool.submit("never", lambda actor: actor.add.remote(1, 1))

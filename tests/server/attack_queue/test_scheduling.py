@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attacks.running import BROKEN
+from fedsim.errors import RunError
 from fedsim.result import AttackResult
 from fedsim.simulation.actor_pool import ActorPool
 from fedsim.simulation.placement import Request
@@ -108,6 +110,18 @@ def test_refusals_and_faults_are_results(run, caplog):
         f"attack raise failed on round-00001-client-0000{client}:" for client in range(2)
     }
     assert "faulty_attacks.py" in first  # the traceback of another process
+
+
+def test_an_attack_that_broke_cuda_in_this_process_is_the_last(observed, monkeypatch):
+    def broken(observation, name, *_):
+        return AttackResult.of(observation, name, "failed", f"RuntimeError: an assert; {BROKEN}")
+
+    monkeypatch.setattr(scheduling, "run_attack", broken)
+    written = []
+    scheduler = InlineAttacks({"a": {}, "b": {}}, 0, lambda result, _: written.append(result.attack))
+    with pytest.raises(RunError, match=r"^a on round-00001-client-0000[01]: RuntimeError: an assert; CUDA"):
+        scheduler.submit(*observed[0])
+    assert written == ["a"]
 
 
 def test_what_one_attack_wrote_no_other_reads(observed):

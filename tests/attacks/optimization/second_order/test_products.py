@@ -9,7 +9,7 @@ import torch
 from attacks.forward_mode import jacobian
 from attacks.optimization.second_order.levenberg_marquardt import LMState, take_step
 from attacks.optimization.second_order.products import KeptProducts, MatrixFree, conjugate_gradients
-from attacks.optimization.second_order.sketch import Pieces, sketch
+from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
 
 
 def alone(function):
@@ -115,6 +115,14 @@ def test_a_sketch_of_fewer_rows_is_within_a_factor(rng):
     )
     for solve in (found.by_spectrum(0.5), found.by_inverse(0.5)):
         assert torch.allclose(solve(exact[0]), torch.linalg.solve(found.normal + 0.5 * torch.eye(40), exact[0]))
+
+
+def test_a_sketch_that_rounding_leaves_singular_is_solved_all_the_same():
+    found = Sketch(torch.diag(torch.tensor([1.0, 1e-3, -1e-18], dtype=torch.float64)), 1.0)
+    v = torch.ones(3, dtype=torch.float64)
+    solved = found.by_inverse(1e-20)(v)
+    torch.testing.assert_close(solved[:2], found.by_spectrum(1e-20)(v)[:2])
+    assert solved.isfinite().all()
 
 
 def test_a_sketch_of_tensors_is_that_of_all_their_numbers_in_a_row(rng, x):
