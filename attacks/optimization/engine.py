@@ -133,6 +133,7 @@ class GradientMatching(Attack):
         """`labels`: known already."""
         self.check(observation)
         self.objective.prepare(observation)
+        stated = labels is not None or not isinstance(self.problem.labels, str)
         if labels is None:
             labels = known_labels(self.problem.labels, observation, rng, self.joint)
         labels = None if labels is None else labels.to(device)
@@ -149,7 +150,7 @@ class GradientMatching(Attack):
         batches = batches and observation.protocol.batch_size < problem.count
         # A group compares pictures place by place, and so does a generator that is asked for classes.
         free = labels is not None and not self.search.comparing and problem.space.labels is None
-        return replace(problem, ordered=not (batches and free))
+        return replace(problem, ordered=not (batches and free), stated=stated)
 
     def _task(self, problems: Sequence[Problem], device: torch.device, session: Session) -> SearchTask:
         def report(candidates: int) -> None:

@@ -62,7 +62,6 @@ class GaussNewton(GradientMatching):
     ) -> Problem:
         """Without weights whose gradient is of pruned features: no image gives it (Balunović et al. 2022)."""
         problem = super()._problem(observation, rng, device, labels)
-        problem = replace(problem, stated=labels is not None or not isinstance(self.problem.labels, str))
         if observation.effect(PrunesFeatures) is None:
             return problem
         pruned = find_roles(observation.build_model()).head_weights

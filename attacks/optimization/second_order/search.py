@@ -23,7 +23,7 @@ from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
 from attacks.optimization.second_order.stages import Stage, make_plan
 from attacks.optimization.second_order.starts import STARTS, Starts
-from attacks.optimization.second_order.warm_start import Trail, WarmStart
+from attacks.optimization.second_order.warm_start import MUCH_NEARER, Trail, WarmStart
 from attacks.result import psnr_of
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior
 from fedsim.errors import NotApplicable, one_of, require
@@ -233,7 +233,8 @@ class _VictimSearch:
             start = make()
             if start is None:
                 return
-            self._name(warm_start.labels(start) if kind == "public" else None)
+            if kind == "public":
+                self._name(warm_start.labels(start), start)
             state = self._begin(kind, start)
             if self.near:  # the steps that came near are not taken again
                 self.state, self.stale, self.before = state, 0, math.inf
@@ -259,13 +260,21 @@ class _VictimSearch:
         if math.isfinite(cost):
             self.ends.append(End(cost, state.x))
 
-    def _name(self, labels: Tensor | None) -> None:
-        """Other labels, by errors of logits that explain the update where a rule's labels did not have to."""
+    def _name(self, labels: Tensor | None, point: Tensor) -> None:
+        """Other labels than a rule's, where a point explains far more of the update by the client's loss with them."""
         rule = self.problem.labels
         if labels is None or rule is None or self.problem.stated or torch.equal(labels, rule.to(labels)):
             return
-        self.classes = labels.tolist()
+        former, by_rule = (self.problem, self.plan, self.last, self.ends), self._by_norm(point)
         self._solve(replace(self.problem, labels=labels))
+        if self._by_norm(point) < MUCH_NEARER * by_rule:
+            self.classes = labels.tolist()
+            return
+        self.problem, self.plan, self.last, self.ends = former
+        self.__dict__.pop("_least", None)
+
+    def _by_norm(self, point: Tensor) -> float:
+        return float(self.plan.stages[0].residual(self.plan.unknowns(point)).square().sum())
 
     @property
     def best(self) -> End:
@@ -285,7 +294,7 @@ class _VictimSearch:
         stages, total = self.plan.stages, self.settings.steps
         if stages[number].partial or number == len(stages) - 1:
             return total * (number + 1) // len(stages)
-        return total - total // 4
+        return max(1, min(total - total // 4, total - 1))
 
     def _reached(self, stage: Stage, cost: float) -> bool:
         return stage.residual.before is None and cost <= stage.residual.floor

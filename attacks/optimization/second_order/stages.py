@@ -83,7 +83,7 @@ class StagePlan:
 
 def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePlan:
     shape = shape_of(problem)
-    count, numbers, room = math.prod(shape), sum(_sizes(problem)), _room(task)
+    count, numbers, room = math.prod(shape), sum(_sizes(problem)), memory_of(task)
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
     read = ReadDirections.of(
@@ -129,7 +129,8 @@ def _sizes(problem: Problem) -> list[int]:
     return [sum(tensor.numel() for tensor in one.target.values()) for one in problem.rounds]
 
 
-def _room(task: SearchTask) -> float:
+def memory_of(task: SearchTask) -> float:
+    """In bytes, that a search may take."""
     return (task.budget.memory_gib or default_budget(task.device)) * GIB
 
 
@@ -144,7 +145,7 @@ def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> F
 
 def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | None:
     """Columns of J that are computed at once; None where J is too large to be held whole."""
-    largest, room = max(_sizes(problem)), _room(task)
+    largest, room = max(_sizes(problem)), memory_of(task)
     whole = WHOLE_BYTES * unknowns * largest
     most, columns = MOST_WHOLE, MOST_COLUMNS
     if MOST_WHOLE < unknowns <= largest and unknowns * largest <= FEW:

@@ -139,8 +139,8 @@ class Starts:
     def _pools(self) -> list[Float[Tensor, "n c h w"]]:
         """For each image of the batch public images of its class.
 
-        Of any class where none is known to be of it, and where the errors of logits are known, or unknowns of one
-        image: the model may take an image for one of another class.
+        Of any class where none is known to be of it, and where the errors of logits are known and J is whole, or
+        unknowns of one image: the model may take an image for one of another class.
         """
         held, labels = self.problem.observation.public_images, self.problem.labels
         if held is None or labels is None or not isinstance(self.problem.space, PixelSpace):
@@ -148,10 +148,14 @@ class Starts:
         images = held.images().double()
         if images.shape[1:] != shape_of(self.problem)[1:]:
             return []
-        alone = len(labels) == 1 and self.warm_start.free_errors is not None
-        named = None if alone or self.warm_start.knows_errors else held.labels
+        warm_start, known = self.warm_start, self.warm_start.knows_errors
+        any_class = known and warm_start.plan.whole
+        if len(labels) == 1:
+            any_class = known or warm_start.free_errors is not None
+        named = None if any_class else held.labels
         of_class = [images[:0] if named is None else images[named == label] for label in labels.cpu()]
-        return [(pool if len(pool) else images)[: self.most_public] for pool in of_class]
+        every = -(-len(images) * len(labels) // self.most_public)  # of a batch's images together so many
+        return [pool[: self.most_public] if len(pool) else images[::every] for pool in of_class]
 
     def _closed_form(self) -> Tensor | None:
         if not isinstance(self.problem.space, PixelSpace):

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import grad, vmap
 
 from attacks.optimization.problem import Problem
+from attacks.optimization.search.memory import chunk_size
 from attacks.optimization.second_order.residual import Residual
 from attacks.optimization.second_order.warm_start.known_logits import one_gradient
 from attacks.victim import Victim
@@ -19,7 +21,9 @@ RIDGE, LEAST_RIDGE = 1e-6, 1e-13
 MOST_ERRORS = 64
 """Unknowns beside those of the images."""
 TOGETHER = 8
-"""Images at which errors are fitted at once."""
+"""Points at which errors are fitted at once, where there is memory for them."""
+HELD = 24
+"""Bytes of each number of a gradient, for each error, where they are fitted."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class FreeErrors:
     Attributes:
         residual: of the plan's unknowns alone.
         images: those that unknowns stand for, as the model reads them.
+        memory_gib: for the gradients of all errors at once.
     """
 
     residual: Residual
@@ -39,6 +44,7 @@ class FreeErrors:
     images: Callable[[Tensor], Float[Tensor, "batch c h w"]]
     count: int
     classes: int
+    memory_gib: float
 
     @classmethod
     def of(
@@ -48,6 +54,7 @@ class FreeErrors:
         images: Callable[[Tensor], Float[Tensor, "batch c h w"]],
         local: str,
         device: torch.device,
+        memory_gib: float,
         dtype: torch.dtype = torch.float64,
     ) -> "FreeErrors | None":
         """None but for one gradient of few images and classes.
@@ -59,7 +66,7 @@ class FreeErrors:
         victim = None if problem.count * classes > MOST_ERRORS else one_gradient(problem, local, device, dtype)
         if victim is None:
             return None
-        return cls(residual, victim, images, problem.count, classes)
+        return cls(residual, victim, images, problem.count, classes, memory_gib)
 
     @property
     def size(self) -> int:
@@ -81,21 +88,34 @@ class FreeErrors:
 
     def left(self, points: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
         """‖r‖² at each with the errors that fit best."""
-        return vmap(lambda x: self._fit(x)[1], chunk_size=TOGETHER)(points)
+        together = chunk_size(TOGETHER, HELD * self.size * len(self.residual.target), self.memory_gib)
+        return vmap(lambda x: self._fit(x)[1], chunk_size=together)(points)
 
     def labels(self, x: Float[Tensor, " n"]) -> tuple[Int[Tensor, " batch"], float]:
-        """The classes with the least errors, p - 1 of the true ones; and ‖r‖² there."""
+        """The classes whose errors p - y, by the model's own p, are the most like those that fit; and ‖r‖² there.
+
+        By their direction: a bound scales them. Not the least errors, which may be another class's where labels are
+        smoothed.
+        """
         errors, left = self._fit(x, LEAST_RIDGE)
-        return errors.argmin(dim=1), float(left)
+        eye = torch.eye(self.classes, dtype=errors.dtype, device=errors.device)
+        wanted = (1.0 - self.victim.label_smoothing) * eye + self.victim.label_smoothing / self.classes
+        probs = self.victim.scores(self.victim.params, self.images(x)).softmax(dim=1)
+        alike = F.cosine_similarity(probs[:, None] - wanted, errors[:, None], dim=2)
+        return alike.argmax(dim=1), float(left)
 
     def _fit(
         self, x: Float[Tensor, " n"], ridge: float = RIDGE
     ) -> tuple[Float[Tensor, "batch classes"], Float[Tensor, ""]]:
-        images, eye = self.images(x), torch.eye(self.size, dtype=x.dtype, device=x.device)
-        found = vmap(lambda one: self._gradient(images, one.view(self.count, self.classes)))(eye)
+        eye = torch.eye(self.classes, dtype=x.dtype, device=x.device)
+
+        def of_one(image: Tensor) -> tuple[Tensor, ...]:
+            return vmap(lambda one: self._gradient(image[None], one[None]))(eye)
+
+        found = vmap(of_one)(self.images(x))
         weights, target = self.residual.weights, self.residual.weights * self.residual.target
-        rows = weights * torch.cat([tensor.flatten(1) for tensor in found], dim=1)
-        square = rows @ rows.T
+        rows = weights * torch.cat([tensor.flatten(2) for tensor in found], dim=2).flatten(0, 1)
+        square, eye = rows @ rows.T, torch.eye(self.size, dtype=x.dtype, device=x.device)
         errors = torch.linalg.solve_ex(square + ridge * square.diagonal().mean() * eye, rows @ target).result
         return errors.view(self.count, self.classes), (errors @ rows - target).square().sum()
 

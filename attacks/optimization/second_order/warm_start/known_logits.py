@@ -40,6 +40,7 @@ class KnownLogits:
         local: str,
         device: torch.device,
         dtype: torch.dtype = torch.float64,
+        errors: LogitErrors | None = None,
     ) -> "KnownLogits | None":
         """None but for one gradient that nothing clips: behind a bound its size is not known.
 
@@ -47,6 +48,7 @@ class KnownLogits:
 
         Args:
             dtype: that the client's computation is repeated in.
+            errors: where they have been found.
         """
         observation = problem.observation
         if problem.labels is None or observation.protocol.max_grad_norm is not None:
@@ -54,7 +56,7 @@ class KnownLogits:
         if any(isinstance(effect, Clips) for effect in observation.effects):
             return None
         victim = one_gradient(problem, local, device, dtype)
-        errors = None if victim is None else LogitErrors.of(problem, local)
+        errors = LogitErrors.of(problem, local) if errors is None and victim is not None else errors
         if victim is None or (errors is None and problem.count > 1):
             return None
         return cls(residual, victim, problem.labels, None if errors is None else errors.to(dtype))

@@ -13,10 +13,11 @@ from torch.func import vmap
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
+from attacks.optimization.search.memory import GIB
 from attacks.optimization.second_order.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import Residual, shape_of
-from attacks.optimization.second_order.stages import StagePlan, whole_model, whole_together
+from attacks.optimization.second_order.stages import StagePlan, memory_of, whole_model, whole_together
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
@@ -80,12 +81,15 @@ class WarmStart:
         """Where they are not known, and J is whole."""
         if self.knows_errors or self.plan.by_products is not None or self._as_it_is:
             return None
-        residual = self.plan.stages[0].residual
-        return FreeErrors.of(self.problem, residual, self._images, self.task.local, self.task.device)
+        given = self._images, self.task.local, self.task.device, memory_of(self.task) / GIB
+        return FreeErrors.of(self.problem, self.plan.stages[0].residual, *given)
 
     def labels(self, point: Float[Tensor, " n"]) -> Int[Tensor, " batch"] | None:
-        """The classes by the errors that explain the update at this point; None where none do."""
-        if self.free_errors is None:
+        """The classes by the errors that explain the update at this point; None where none do.
+
+        Behind noise too, which errors that fit it explain anywhere.
+        """
+        if self.free_errors is None or self._noisy:
             return None
         labels, left = self.free_errors.labels(self.plan.unknowns(point))
         return labels if left <= self._enough(self.free_errors.residual) else None
@@ -120,13 +124,12 @@ class WarmStart:
         """
         if self._as_it_is or len(points) == 1:
             return list(points)
-        noisy = self.plan.stages[-1].residual.before is not None
         racing, out, steps = list(points), list[Tensor](), RACE
         while True:
             ends: list[Float[Tensor, " n"]] = []
             for place, point in enumerate(racing):
                 end, enough = self._gone(f"race/{steps}/{place}", point, steps, 1.0, self._by_products)
-                if enough and not noisy:
+                if enough and not self._noisy:
                     return [end, *ends, *racing[place + 1 :], *out]
                 ends.append(end)
             ends = [ends[int(place)] for place in self.left(torch.stack(ends)).argsort(stable=True)]
@@ -231,12 +234,15 @@ class WarmStart:
 
     @cached_property
     def _coarse_logits(self) -> KnownLogits | None:
-        return KnownLogits.of(self.problem, self.plan.coarse, self.task.local, self.task.device, torch.float32)
+        if self.known_logits is None:
+            return None
+        given = self.task.local, self.task.device, torch.float32, self.known_logits.errors
+        return KnownLogits.of(self.problem, self.plan.coarse, *given)
 
     @cached_property
     def _coarse_errors(self) -> FreeErrors | None:
-        given = self.task.local, self.task.device, torch.float32
-        return FreeErrors.of(self.problem, self.plan.coarse, self._images, *given)
+        given = self._images, self.task.local, self.task.device, memory_of(self.task) / GIB, torch.float32
+        return FreeErrors.of(self.problem, self.plan.coarse, *given)
 
     def _of_unknowns(self, known_logits: KnownLogits | None, residual: Residual) -> Residual:
         return residual if known_logits is None else known_logits.images(self._images)
@@ -259,8 +265,11 @@ class WarmStart:
 
     def _enough(self, residual: Residual) -> float:
         """‖r‖² at which an update is explained; noise leaves its own energy and hardly more."""
-        noisy = self.plan.stages[-1].residual.before is not None
-        return residual.floor if noisy else 2.0 * residual.floor
+        return residual.floor if self._noisy else 2.0 * residual.floor
+
+    @property
+    def _noisy(self) -> bool:
+        return self.plan.stages[-1].residual.before is not None
 
     def _descend(
         self,

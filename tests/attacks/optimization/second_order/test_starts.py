@@ -1,6 +1,7 @@
 """Where a search starts: public images above all."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order import starts
 from attacks.optimization.second_order.starts import Starts
+from attacks.optimization.second_order.warm_start import WarmStart
 from defenses import Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.errors import ConfigError
@@ -95,6 +97,7 @@ class Nearest:
     """A warm start to which a point explains the more the nearer it is to one."""
 
     free_errors = None
+    plan = SimpleNamespace(whole=True)
 
     def __init__(self, point, knows_errors):
         self.point, self.knows_errors = point, knows_errors
@@ -200,3 +203,28 @@ def test_an_image_that_is_explained_tells_its_label_but_where_labels_are_stated(
     (found,) = search.run(task, [rng])
     assert found.labels.tolist() == (labels + 3 if stated else labels).tolist()
     assert (decibels(seen.to_unit_range(found.images), images) > 25) == (not stated)
+
+
+def test_a_name_that_the_clients_own_loss_does_not_bear_out_is_none(mlp, digits, cpu, rng, monkeypatch):
+    """What earlier starts found is kept."""
+    images, labels = digits[0][:1].contiguous(), digits[1][:1]
+    seen = fedsim.observe(mlp, images, labels).with_public_images(digits[0][1000:1020], digits[1][1000:1020])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
+    monkeypatch.setattr(WarmStart, "labels", lambda self, point: labels + 1)
+    search = LevenbergMarquardt(steps=3, starts=("mean", "public"), restarts=1)
+    task = SearchTask([problem], SquaredL2(), "gradient", Budget(frames=0, save_every=0), cpu)
+    (found,) = search.run(task, [rng])
+    assert found.labels.tolist() == labels.tolist()
+    assert {row["start"] for row in found.trace} == {0.0, 1.0}
+
+
+def test_by_products_an_image_of_a_batch_starts_at_one_of_its_class(mlp, digits, cpu):
+    images, labels = digits
+    seen = fedsim.observe(mlp, images[:2], labels[:2]).with_public_images(images[1000:1100], labels[1000:1100])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels[:2], Pixels(), {}, cpu)
+    warm_start = Nearest(torch.zeros(384).double(), True)
+    made = Starts(problem, seen.image_prior, cpu, [0], warm_start, 1024)
+    assert [len(pool) for pool in made._pools()] == [100, 100]
+    assert [len(pool) for pool in replace(made, most_public=100)._pools()] == [50, 50]
+    warm_start.plan = SimpleNamespace(whole=False)
+    assert [len(pool) for pool in made._pools()] == [int((labels[1000:1100] == label).sum()) for label in labels[:2]]

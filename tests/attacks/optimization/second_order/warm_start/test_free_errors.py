@@ -36,7 +36,7 @@ def errors_of(seen, cpu, labels=LABELS, local="gradient"):
     """With labels of which nothing depends."""
     problem = make_problem(seen, shared_update(seen, local, cpu), torch.zeros_like(labels), Pixels(), {}, cpu)
     residual = make_residuals(problem, local, GaussianPrior(), problem.labels, cpu)[0]
-    return FreeErrors.of(problem, residual, lambda x: x.view(len(labels), *SHAPE[1:]), local, cpu)
+    return FreeErrors.of(problem, residual, lambda x: x.view(len(labels), *SHAPE[1:]), local, cpu, 4.0)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -53,6 +53,21 @@ def test_at_the_images_they_are_the_clients_and_tell_the_labels(vit, images, cpu
     assert torch.allclose(u[-errors.size :].view(2, 10), logits.softmax(1) - wanted, atol=1e-2)
     assert float(errors.free(u).square().sum()) == pytest.approx(float(errors.left(x[None])[0]), rel=1e-6)
     assert float(errors.left(torch.stack([x, -x]))[1]) > 100 * left
+
+
+def test_of_a_model_that_is_surer_than_smoothed_labels_are_they_tell_the_labels_too(vit, images, cpu):
+    """The errors of the labels are above zero there, and the least those of another class; behind a bound."""
+    with torch.no_grad():
+        vit.head.weight.mul_(30.0)
+        probs = vit(2.0 * images - 1.0).softmax(dim=1)
+    labels = probs.argmax(dim=1)
+    assert float(probs.amax(dim=1).min()) > 0.92
+    clip = {"gradient_clip": {"max_norm": 0.01}}
+    seen = fedsim.observe(vit, images, labels, defense=[clip], label_smoothing=0.1)
+    errors = errors_of(seen, cpu)
+    x = seen.normalised(images.double()).flatten()
+    assert errors.begin(x)[-errors.size :].view(2, 10).argmin(dim=1).tolist() != labels.tolist()
+    assert errors.labels(x)[0].tolist() == labels.tolist()
 
 
 def test_a_bound_scales_them(vit, images, cpu):
@@ -72,7 +87,7 @@ def test_they_are_of_one_gradient_of_few_images(vit, images, cpu, monkeypatch):
     seen = fedsim.observe(vit, images, LABELS)
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), LABELS, Pixels(), {}, cpu)
     residual = make_residuals(problem, "gradient", GaussianPrior(), LABELS, cpu)[0]
-    given = residual, lambda x: x.view(SHAPE), "gradient", cpu
+    given = residual, lambda x: x.view(SHAPE), "gradient", cpu, 4.0
     assert FreeErrors.of(problem, *given) is not None
     assert FreeErrors.of(replace(problem, later=(problem,)), *given) is None
     monkeypatch.setattr(free_errors, "MOST_ERRORS", 19)

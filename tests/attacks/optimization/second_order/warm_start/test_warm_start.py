@@ -13,7 +13,7 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.warm_start import RACERS, WarmStart
 from attacks.optimization.second_order.warm_start.warm_start import RACE
-from defenses import GradientNoise
+from defenses import GradientNoise, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import Architecture, ModelSpec
 
@@ -120,6 +120,19 @@ def test_an_end_that_explains_far_more_is_what_the_search_starts_from(images, cp
         assert torch.equal(warm_start.in_order(other), near)
         monkeypatch.setattr(WarmStart, "_gone", lambda *_: (hardly, False))
         assert torch.equal(warm_start.in_order(other), other)
+
+
+def test_behind_noise_no_errors_name_labels(images, cpu):
+    """They explain it at any image."""
+    noisy, clear = (
+        warm_start_of(images, 4.0, cpu, defense=[*noise, Withhold(["head.*"])])
+        for noise in ([GradientNoise(relative_norm=10.0)], [])
+    )
+    for warm_start, expected in ((noisy, None), (clear, [3])):
+        truth, _ = points_of(warm_start, images)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            labels = warm_start.labels(truth)
+        assert (labels if labels is None else labels.tolist()) == expected
 
 
 def test_the_race_counts_before_the_first_public_image(images, cpu):
