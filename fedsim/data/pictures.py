@@ -31,7 +31,6 @@ def decode(content: str | bytes, size: int) -> UInt8[Tensor, "3 {size} {size}"]:
         one of `UNREADABLE`: the content is no whole picture.
     """
     with PIL.Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as opened:
-        opened.load()
         image = upright_rgb(opened)
     width, height = image.size
     if (width, height) != (size, size):
@@ -85,6 +84,7 @@ class ImageCache:
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
     """Without transparency; 16-bit grey keeps its upper byte, 8 bits in a picture of 16 or 32 stay."""
+    image.load()  # says once that data are broken, and then no more
     with contextlib.suppress(*UNREADABLE):  # where the EXIF block is damaged nobody can tell how it is turned
         image = PIL.ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
