@@ -89,9 +89,9 @@ def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
         image = PIL.ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.int64)
-        if (brightest := levels.max()) > 255:
-            if brightest < 2**12:
-                _warn_of_few_bits()
+        if 0 < (brightest := levels.max()) < 2**12:
+            _warn_of_few_bits(brightest > 255)
+        if brightest > 255:
             levels >>= 8  # Pillow would clip 16 bits at 255: nearly everything white
         return PIL.Image.fromarray(levels.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "P":
@@ -101,6 +101,7 @@ def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 @functools.cache
-def _warn_of_few_bits() -> None:
+def _warn_of_few_bits(black: bool) -> None:
     """Once in a process."""
-    logger.warning("a 16-bit grey picture holds 12 bits or fewer and is read as nearly black: stretch it to all 16")
+    read = "12 bits or fewer and is read as nearly black" if black else "8 bits or fewer and is read as one of 8"
+    logger.warning("a 16-bit grey picture holds %s: stretch %s to all 16", read, "it" if black else "a set of more")
