@@ -75,7 +75,7 @@ def observe(
         max_grad_norm: L2 norm that each step's gradient is scaled down to; None: it is not.
         micro_batch_size: images that are computed at once, for memory; None: a step's batch.
         no_decay: the optimiser's `weight_decay` leaves biases, norms and what the model names alone.
-        mean, std: normalisation per channel; None: timm's where it is timm's model, else none.
+        mean, std: normalisation per channel; None: `timm.create_model`'s, else none.
         roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
             `pos_embed`, `class_token`.
         seed: of every random draw: the order of batches, defenses.

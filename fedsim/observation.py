@@ -107,7 +107,7 @@ class Observation:
             num_examples: images that the client holds; None: `batch_size`.
             image_shape: (channels, height, width) that the model reads; None asks a model of timm's.
             num_classes: of the model; None asks it. Another number than it has is refused.
-            mean, std: normalisation per channel of images in [0, 1]; None: timm's where it is timm's model, else none.
+            mean, std: normalisation per channel of images in [0, 1]; None: `timm.create_model`'s, else none.
             roles: of a ViT whose parts have other names than timm's: parameter names of `patch_weight` (a Conv2d's),
                 `pos_embed`, `class_token`.
             auxiliary_probs: [classes] mean softmax of the model over images that no client holds, for label attacks.

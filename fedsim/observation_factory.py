@@ -114,7 +114,8 @@ def observation_of(
     state = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     every = [name for name, _ in module.named_parameters()]
-    tensors, buffers = _of_this_model(key, _by_name(key, value, list(parameters), every), parameters, state)
+    named = _by_name(key, value, list(parameters), every)
+    tensors, buffers = _of_this_model(key, named, parameters, every, state)
     withheld = dict.fromkeys((name for name in parameters if name not in tensors), "the client")
     count = num_examples if num_examples is not None else protocol.batch_size
     update = Update(tensors, kind, count, withheld, buffers)
@@ -147,7 +148,7 @@ def _as_tensor(key: str, name: str, given: Any) -> Any:
 
 
 def _of_this_model(
-    key: str, tensors: Mapping[str, Given], parameters: Mapping[str, Tensor], state: State
+    key: str, tensors: Mapping[str, Given], parameters: Mapping[str, Tensor], every: Sequence[str], state: State
 ) -> tuple[State, State]:
     """Parameters and buffers of what was shared, on the CPU."""
     found: State = {name: _as_tensor(key, name, tensor) for name, tensor in tensors.items()}
@@ -166,6 +167,9 @@ def _of_this_model(
             expected = f"floating point, not {tensor.dtype}: codes of a quantised export become that by their scale"
             raise ConfigError(key, name, f"{expected}, (codes - zero_point) * scale")
     kept = {name: tensor.detach().cpu().to_dense().clone() for name, tensor in found.items()}
+    frozen = [name for name in every if name in kept and name not in parameters and kept[name].any()]
+    if key == "gradients" and frozen:
+        raise ConfigError(key, frozen[0], "None or zero: in the model given it is frozen (requires_grad=False)")
     shared = {name: tensor for name, tensor in kept.items() if name in parameters}
     if not shared:
         raise ConfigError(key, "nothing", "at least one parameter's tensor: the update shares none")

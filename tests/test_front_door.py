@@ -316,6 +316,17 @@ def test_a_list_of_gradients_may_leave_out_frozen_parameters_or_hold_none_for_th
     assert {name: t.shape for name, t in seen.update.tensors.items()} == {"2.weight": (10, 8), "2.bias": (10,)}
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_gradient_of_a_parameter_that_is_frozen_here_is_not_dropped(named):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Linear(8, 10))
+    model[1].requires_grad_(False)
+    gradients = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    with pytest.raises(fedsim.ConfigError, match=r"gradients=1\.weight: must be None or zero: .* is frozen"):
+        fedsim.Observation.of(model, gradients if named else list(gradients.values()), image_shape=(3, 2, 2))
+    gradients |= {"1.weight": torch.zeros(8, 12), "1.bias": torch.zeros(8)}
+    assert list(fedsim.Observation.of(model, gradients, image_shape=(3, 2, 2)).update.tensors) == ["2.weight", "2.bias"]
+
+
 def test_arrays_are_gradients_too(vit):
     seen = fedsim.observe(vit, IMAGES[:1], LABELS[:1])
     arrays = {name: tensor.numpy() for name, tensor in seen.update.tensors.items()}

@@ -29,7 +29,7 @@ from experiments.python.results import attack_table, read_results
 from fedsim.data.own import Own, OwnData, check_own, own_data
 from fedsim.errors import ConfigError
 from fedsim.models import OwnArchitecture, architecture_seed, own_architecture, training_mode_of
-from fedsim.models.own import is_timms
+from fedsim.models.own import stated_shape
 from fedsim.report.render import build_comparison, build_report
 from fedsim.report.run.read import read_run
 from fedsim.report.run.verdict import verdict
@@ -141,7 +141,7 @@ def audit(
         finetune: what clients train and share, as for `fedsim.observe`.
         num_images, batch_size: how many images, and how many in one update, a multiple of which the first is.
         share, local_steps, lr: what clients share, as for `fedsim.observe`.
-        image_shape: (channels, height, width); None: timm's model says it, or the first image does.
+        image_shape: (channels, height, width); None: the model says it as timm's do, or the first image does.
         roles: of a ViT whose parts have other names than timm's, as for `fedsim.observe`.
         run_dir: a folder that keeps the runs; called again with the same arguments it goes on where it stopped, unless
             the state of a defense or an attack that is an object cannot be read, as with a lambda in it. None: a
@@ -201,7 +201,7 @@ def _refuse_unsent(architecture: OwnArchitecture) -> None:
 
 def _first_shape(model: nn.Module, dataset: Own) -> Sequence[int] | None:
     """None where the model says itself what it reads."""
-    if is_timms(model):
+    if stated_shape(model) is not None:
         return None
     first = dataset[0][0] if len(dataset) else None
     found = getattr(first, "shape", None)

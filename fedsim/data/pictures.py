@@ -31,7 +31,6 @@ def decode(content: str | bytes, size: int) -> UInt8[Tensor, "3 {size} {size}"]:
         one of `UNREADABLE`: the content is no whole picture.
     """
     with PIL.Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as opened:
-        opened.load()
         image = upright_rgb(opened)
     width, height = image.size
     if (width, height) != (size, size):
@@ -85,13 +84,14 @@ class ImageCache:
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
     """Without transparency; 16-bit grey keeps its upper byte, 8 bits in a picture of 16 or 32 stay."""
+    image.load()  # says once that data are broken, and then no more
     with contextlib.suppress(*UNREADABLE):  # where the EXIF block is damaged nobody can tell how it is turned
         image = PIL.ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.int64)
-        if (brightest := levels.max()) > 255:
-            if brightest < 2**12:
-                _warn_of_few_bits()
+        if 0 < (brightest := levels.max()) < 2**12:
+            _warn_of_few_bits(brightest > 255)
+        if brightest > 255:
             levels >>= 8  # Pillow would clip 16 bits at 255: nearly everything white
         return PIL.Image.fromarray(levels.clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "P":
@@ -101,6 +101,7 @@ def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
 
 
 @functools.cache
-def _warn_of_few_bits() -> None:
+def _warn_of_few_bits(black: bool) -> None:
     """Once in a process."""
-    logger.warning("a 16-bit grey picture holds 12 bits or fewer and is read as nearly black: stretch it to all 16")
+    read = "12 bits or fewer and is read as nearly black" if black else "8 bits or fewer and is read as one of 8"
+    logger.warning("a 16-bit grey picture holds %s: stretch %s to all 16", read, "it" if black else "a set of more")

@@ -51,10 +51,10 @@ def own_architecture(
     A copy of the module keeps what it reads where timm's models keep it, in `pretrained_cfg`.
 
     Args:
-        image_shape: (channels, height, width); None asks the model, which timm's can answer.
+        image_shape: (channels, height, width); None: as the model says.
         num_classes: None asks the model, by a forward pass.
-        mean, std: per channel, of the normalisation of images in [0, 1]; None: timm's where it is timm's model, else
-            none.
+        mean, std: per channel, of the normalisation of images in [0, 1]; None: those that `timm.create_model` gave the
+            model, else none.
         roles: names of parameters by their role, of `STATED`; None: where timm's ViTs have them.
 
     Raises:
@@ -65,8 +65,11 @@ def own_architecture(
     except Exception as error:
         raise ConfigError("model", type(model).__name__, f"a module that copy.deepcopy can copy ({error})") from error
     known = getattr(module, "pretrained_cfg", None) or {}
-    shape = tuple(image_shape) if image_shape is not None else _shape(module)
-    usual = normalisation(module) if is_timms(module) else ((0.0,), (1.0,))
+    shape = tuple(image_shape) if image_shape is not None else stated_shape(module)
+    if shape is None:
+        expected = "(channels, height, width) of the images that the model reads: only timm's models say it themselves"
+        raise ConfigError("image_shape", None, expected)
+    usual = normalisation(module) if known else ((0.0,), (1.0,))
     values = {"mean": _each("mean", mean, usual[0], shape[0]), "std": _each("std", std, usual[1], shape[0])}
     about: dict[str, Any] = {**known, **values, "input_size": shape}
     module.pretrained_cfg = about  # type: ignore[assignment]
@@ -102,16 +105,11 @@ def training_mode_of(model: nn.Module) -> bool:
     return model.training
 
 
-def is_timms(module: nn.Module) -> bool:
-    """Whether it is built by timm, of a class of timm's or of one derived from it: then it says what it reads."""
-    classes = type(module).__mro__
-    return bool(getattr(module, "pretrained_cfg", None)) or any(one.__module__.startswith("timm.") for one in classes)
-
-
-def _shape(module: nn.Module) -> tuple[int, ...]:
-    if not is_timms(module):
-        expected = "(channels, height, width) of the images that the model reads: only timm's models say it themselves"
-        raise ConfigError("image_shape", None, expected)
+def stated_shape(module: nn.Module) -> tuple[int, ...] | None:
+    """(channels, height, width) of what it reads, where `pretrained_cfg` or a ViT's patch embedding says so."""
+    size = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    if not getattr(module, "pretrained_cfg", None) and not isinstance(size, tuple):
+        return None
     return _channels(module), *input_sides(module)
 
 

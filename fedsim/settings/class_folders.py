@@ -1,5 +1,6 @@
 """Folders of class folders, as far as their names tell: which is the training set's, and which classes it has."""
 
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,13 +25,16 @@ def layout(root: Path) -> tuple[str, str | None, list[str]]:
     folders = {folder.name.lower(): folder for folder in visible_folders(root)}
     named = [name for name in (*TRAIN_NAMES, *TEST_NAMES) if name in folders]
     only_splits = len(named) == len(folders) > 0
-    found = [folders[name].name for name in named if _is_split(folders[name], only_splits)]
+    inside = {name: {child.name for child in visible_folders(folders[name])} for name in named}
+    alike = any(one & other for one, other in itertools.combinations(inside.values(), 2))
+    found = [folders[name].name for name in named if _is_split(folders[name], only_splits or alike)]
     if not found:
         # Split folders without class folders are no classes either: the first is named in the refusal.
         return (folders[min(folders)].name if only_splits else ""), None, []
     trained = found[0].lower() in TRAIN_NAMES
     others = [folder for folder in folders.values() if folder.name not in found]
-    if not trained and (classes := [folder.name for folder in others if _holds_pictures(folder)]):
+    tested = inside[found[0].lower()]
+    if not trained and (classes := [one.name for one in others if one.name in tested or _holds_pictures(one)]):
         words = f"{classes[0]}, with pictures, lies beside {found[0]}; expected class folders alone, or train and test"
         raise ConfigError("data.path", root, fault=words)
     used = found[: 2 if trained else 1]
@@ -87,9 +91,9 @@ def is_image(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122 - a name only
 
 
-def _is_split(folder: Path, only_splits: bool) -> bool:
+def _is_split(folder: Path, no_classes: bool) -> bool:
     """A class may be called `train` too: beside other classes, and then it holds its pictures directly."""
-    return bool(visible_folders(folder)) and (only_splits or not _holds_pictures(folder))
+    return bool(visible_folders(folder)) and (no_classes or not _holds_pictures(folder))
 
 
 def _holds_pictures(folder: Path) -> bool:

@@ -32,8 +32,8 @@ class HonestButCurious(Strategy):
         protocol: how clients train, which a server prescribes.
         image_shape: (channels, height, width); None asks a model of timm's.
         share: what clients send: whole `weights` after training, a `delta` of them, or a `gradient`.
-        mean, std: per channel, where clients normalise images in [0, 1]; None: timm's where it is timm's model, else
-            none.
+        mean, std: per channel, where clients normalise images in [0, 1]; None: those that `timm.create_model` gave
+            the model, else none.
         replayer: `fedsim.replay` where clients do nothing but what `protocol` says; without it no result is certified.
         finetune: what clients train, as for `fedsim.observe`; frozen parameters need not be sent.
 

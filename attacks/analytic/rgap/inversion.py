@@ -154,7 +154,8 @@ def largest_matrix(layer: nn.Conv2d, shape: tuple[int, ...], output_shape: tuple
     """How many numbers `solve_conv` keeps in one matrix, at most."""
     inputs, outputs = math.prod(shape), math.prod(output_shape)
     windows = math.prod((*layer.kernel_size, *shape[1:], *output_shape[1:]))
-    return max(inputs * inputs, inputs * outputs, windows)
+    gradients = layer.weight[:, 0].numel() * math.prod(shape[1:])
+    return max(inputs * inputs, inputs * outputs, windows, gradients)
 
 
 def conv_matrix(layer: nn.Conv2d, shape: tuple[int, ...]) -> Float[Tensor, "outputs inputs"]:

@@ -67,15 +67,18 @@ def test_a_test_folder_without_classes_is_not_one(write_folder, caplog):
 
 
 @pytest.mark.parametrize("loose", [["train"], ["train", "test"]])
-def test_a_loose_picture_in_a_split_folder_leaves_it_one(write_folder, loose):
-    root = write_folder({"train/cat": 9, "train/dog": 9, "test/cat": 2, "test/dog": 2} | dict.fromkeys(loose, 1))
+@pytest.mark.parametrize("beside", [{}, {"docs": 0}, {"samples": 3}])
+def test_a_loose_picture_in_a_split_folder_leaves_it_one(write_folder, loose, beside):
+    splits = {"train/cat": 9, "train/dog": 9, "test/cat": 2, "test/dog": 2}
+    root = write_folder(splits | dict.fromkeys(loose, 1) | beside)
     train, test, _ = ids(ImageFolder(root).load())
     assert all(name.startswith("train/") for name in train)
     assert all(name.startswith("test/") for name in test)
 
 
-def test_class_folders_beside_a_test_folder_are_not_passed_over(write_folder):
-    message = refusal(write_folder({"ill": 9, "well": 9, "test/ill": 3, "test/well": 3}))
+@pytest.mark.parametrize("deeper", ["", "/hospital-1"])
+def test_class_folders_beside_a_test_folder_are_not_passed_over(write_folder, deeper):
+    message = refusal(write_folder({f"ill{deeper}": 9, f"well{deeper}": 9, "test/ill": 3, "test/well": 3}))
     assert "ill, with pictures, lies beside test; expected class folders alone, or train and test" in message
 
 

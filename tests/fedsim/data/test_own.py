@@ -1,5 +1,7 @@
 """Pictures of somebody's own data set, as those of a folder are read."""
 
+import io
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -27,6 +29,15 @@ def test_every_depth_of_grey_is_the_same_picture(mode, channels):
 
 def test_eight_bits_in_a_picture_of_32_are_no_lower_byte():
     assert torch.equal(held(PIL.Image.fromarray(RAMP.astype(np.int32)), 1)[0], torch.from_numpy(RAMP).float())
+
+
+def test_a_picture_whose_data_are_broken_is_not_read_half():
+    buffer = io.BytesIO()
+    PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)).save(buffer, "PNG")
+    content = bytearray(buffer.getvalue())
+    content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
+    with pytest.raises(OSError, match="broken data stream"):
+        held(PIL.Image.open(io.BytesIO(content)), 3)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

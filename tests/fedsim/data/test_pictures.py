@@ -59,12 +59,14 @@ def test_eight_bits_in_a_picture_of_more_are_no_lower_byte(kind, mode):
     assert np.array_equal(decode(encoded(picture, "TIFF"), 20)[0].numpy(), RAMP[10:30])
 
 
-def test_twelve_bits_in_16_are_told_once(caplog):
+def test_twelve_and_eight_bits_in_16_are_told_once(caplog):
     _warn_of_few_bits.cache_clear()
-    for shift in (8, 4, 4):
-        decode(encoded(PIL.Image.fromarray(RAMP.astype(np.uint16) << shift)), 20)
+    for levels in (RAMP.astype(np.uint16) << shift for shift in (8, 4, 4, 0, 0)):
+        decode(encoded(PIL.Image.fromarray(levels)), 20)
+    decode(encoded(PIL.Image.fromarray(np.zeros((20, 20), np.uint16))), 20)
     assert [record.message for record in caplog.records] == [
-        "a 16-bit grey picture holds 12 bits or fewer and is read as nearly black: stretch it to all 16"
+        "a 16-bit grey picture holds 12 bits or fewer and is read as nearly black: stretch it to all 16",
+        "a 16-bit grey picture holds 8 bits or fewer and is read as one of 8: stretch a set of more to all 16",
     ]
 
 

@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+import timm
 import torch
+from timm.layers import ConvNormAct
+from timm.models.resnet import BasicBlock, ResNet
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import fedsim
 from fedsim.errors import ConfigError
-from fedsim.models.own import _each, own_architecture
+from fedsim.models.own import _each, own_architecture, stated_shape
 
 
 def frozen(part):
@@ -62,6 +66,54 @@ def test_a_normalisation_that_cannot_be_is_refused(given, words):
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))
     with pytest.raises(ConfigError, match=words):
         fedsim.observe(model, torch.rand(1, 3, 4, 4), [1], **given)
+
+
+class OwnViT(VisionTransformer):
+    """Its patches say how large its images are, and nothing what they are normalised by."""
+
+    def __init__(self):
+        super().__init__(16, 4, in_chans=1, embed_dim=8, depth=1, num_heads=1, num_classes=5)
+
+
+class OwnPatches(nn.Sequential):
+    """With one part of the name of timm's and a size of one side, as DINO's."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 4, 4, stride=4)
+        self.patch_embed.img_size = 16
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+
+
+def named():
+    return timm.create_model("resnet10t", num_classes=5)
+
+
+def small_resnet():
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=5, channels=(8, 8, 8, 8))
+
+
+def around_a_layer():
+    return nn.Sequential(ConvNormAct(3, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (named, (3, 176, 176)),
+        (small_resnet, None),
+        (OwnViT, (1, 16, 16)),
+        (OwnPatches, None),
+        (around_a_layer, None),
+        (lambda: nn.Sequential(named()), None),
+    ],
+)
+def test_images_are_normalised_as_the_model_says_and_else_not_at_all(make, says):
+    assert stated_shape(make()) == says
+    about = own_architecture(make(), says or (3, 16, 16)).module.pretrained_cfg
+    stated = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    none = ((0.0,) * about["input_size"][0], (1.0,) * about["input_size"][0])
+    assert (about["mean"], about["std"]) == (stated if make is named else none)
 
 
 def test_a_normalisation_may_be_a_tensor_or_an_array_and_no_scalar():

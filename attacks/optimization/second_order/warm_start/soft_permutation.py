@@ -85,11 +85,13 @@ class SoftPermutation:
         return u[: -(len(self._positions) ** 2)]
 
     def placed(self, u: Float[Tensor, " unknowns"], shape: tuple[int, ...]) -> Float[Tensor, " pixels"]:
-        """The image with each patch where its positions are the nearest, all in all."""
+        """The image with each patch where its positions are the nearest; as it is where patches do not cover it."""
         W, positions = self._weight, self._positions
         grid, patch = self.roles.grid, self.roles.patch
         assert grid is not None
         assert patch is not None
+        if (grid[0] * patch[0], grid[1] * patch[1]) != shape[2:]:
+            return self.pixels(u)
         own, inverse = self._places(u) @ positions, torch.linalg.pinv(W)
         outside = torch.eye(len(W)).to(W) - W @ inverse
         apart = torch.cdist(own @ outside, positions @ outside)

@@ -80,14 +80,18 @@ def test_missing_directions_are_counted(rng):
     assert bool(found.input.isfinite().all())
 
 
-@pytest.mark.parametrize("conv", [nn.Conv2d(3, 40, 3), nn.Conv2d(1, 1, 5, padding=2), nn.Conv2d(3, 2, 5, 2)])
+@pytest.mark.parametrize(
+    "conv", [nn.Conv2d(3, 40, 3), nn.Conv2d(1, 1, 5, padding=2), nn.Conv2d(3, 2, 5, 2), nn.Conv2d(1, 300, 12)]
+)
 def test_the_largest_matrix_is_counted(conv):
     shape = (conv.in_channels, 12, 12)
     W = conv_matrix(conv, shape)
     identity = torch.eye(144).view(144, 1, 12, 12)
     windows = F.unfold(identity, conv.kernel_size, conv.dilation, conv.padding, conv.stride)
     output_shape = tuple(conv(torch.zeros(1, *shape)).shape[1:])
-    assert largest_matrix(conv, shape, output_shape) == max(W.numel(), (W.T @ W).numel(), windows.numel())
+    K = gradient_matrix(conv, torch.zeros(output_shape), shape[1:])
+    made = W.numel(), (W.T @ W).numel(), windows.numel(), K.numel()
+    assert largest_matrix(conv, shape, output_shape) == max(made)
 
 
 def test_a_linear_layers_input(rng):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from timm.models.vision_transformer import VisionTransformer
 
 import fedsim
 from attacks.analytic.linear.patches import patchify, unpatchify
@@ -65,6 +66,14 @@ def test_positions_that_are_a_little_off_are_taken_for_the_nearest(seen, image, 
     noise = torch.cat([torch.zeros(192), 0.05 * torch.randn(256, generator=rng)]).double()
     found = order_of(seen, cpu).placed(shuffled + noise, SHAPE)
     assert float((found - seen.normalised(image.double()).flatten()).abs().max()) < 0.5
+
+
+def test_an_image_that_its_patches_do_not_cover_stays_as_it_was_found(rng, cpu):
+    torch.manual_seed(0)
+    model = VisionTransformer(9, 2, embed_dim=24, depth=1, num_heads=1, num_classes=10)
+    order = order_of(fedsim.observe(model, torch.rand(1, 3, 9, 9), torch.tensor([0])), cpu)
+    x = torch.rand(243, generator=rng).double()
+    assert torch.equal(order.placed(order.begin(x), (1, 3, 9, 9)), x)
 
 
 def test_it_is_for_one_image_with_an_embedded_position_for_each_patch(seen, image, cpu):
