@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.base import Certificate, Reconstruction
+from attacks.base import Certificate, Frame, Reconstruction
 from attacks.optimization.engine import GradientMatching
 from attacks.optimization.parametrisation import Parametrisation, Pixels
 from attacks.optimization.problem import Problem, local_updates
@@ -15,7 +15,15 @@ from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
-from fedsim.effects import AddsErrors, ForgetsPositions, PrunesFeatures, SamplesFeatures, Unpublished, Withholds
+from fedsim.effects import (
+    AddsErrors,
+    AddsNoise,
+    ForgetsPositions,
+    PrunesFeatures,
+    SamplesFeatures,
+    Unpublished,
+    Withholds,
+)
 from fedsim.errors import NotApplicable, require
 from fedsim.history import History
 from fedsim.models.roles import find_roles
@@ -83,10 +91,9 @@ class GaussNewton(GradientMatching):
         problem = replace(self._problem(observation, rng, device, own), start=result.images.to(device))
         (found,) = self.search.run(self._task([problem], device, self.session), [rng])
         polished = self._reconstruction(problem, found)
-        done = 1.0 + max([row["step"] for row in result.trace if "step" in row], default=-1.0)
-        trace = [{**row, "step": row["step"] + done} for row in found.trace]
-        frames = [replace(frame, step=frame.step + int(done)) for frame in polished.frames]
-        return replace(polished, trace=(*result.trace, *trace), frames=(*result.frames, *frames), labels_given=given)
+        done, trace = _steps(result.trace), _joined(result.trace, found.trace)
+        frames = (*result.frames, *_later(polished.frames, done))
+        return replace(polished, trace=trace, frames=frames, labels_given=given)
 
     def run_history(self, history: History, rng: torch.Generator, device: torch.device) -> Reconstruction:
         """One residual of all rounds, each number in units of its own round's error.
@@ -95,7 +102,7 @@ class GaussNewton(GradientMatching):
         are those that most rounds name. Certified is what the first round alone certifies. What leaves more of the
         rounds than their errors do says so: rounds of different images have no image in common. Rounds that tell
         nothing are left out; where there are others, those too of a model that the client has trained on for itself,
-        and those that carry errors of earlier ones.
+        and without noise those that carry errors of earlier ones.
 
         Raises:
             NotApplicable: the model saw other images in each round.
@@ -109,14 +116,15 @@ class GaussNewton(GradientMatching):
         problems = [one for one in each if one is not None]
         problems = [one for one in problems if any(bool(t.any()) for t in one.target.values())] or problems
         problems = [one for one in problems if not _of_own_model(one.observation)] or problems
-        problems = [one for one in problems if one.observation.effect(AddsErrors) is None] or problems
+        if not any(one.observation.effect(AddsNoise) for one in problems):  # else the rounds say more than they mislead
+            problems = [one for one in problems if one.observation.effect(AddsErrors) is None] or problems
         ways = {local_updates(self.problem.local_updates, one.observation) for one in problems}
         if len(ways) > 1:
             raise NotApplicable(f"rounds are solved together in one way: here by {' and '.join(sorted(ways))}")
         labels = _named_most(problems)
         first, *later = [replace(one, labels=labels, ordered=one.ordered or len(problems) > 1) for one in problems]
         assert isinstance(self.search, LevenbergMarquardt)
-        start, trace = None, tuple[dict[str, float], ...]()
+        start, trace, done = None, Trace(), 0.0
         for few in _parts(len(problems)):
             problem = replace(first, later=tuple(later[: few - 1]), start=start)
             whole = few == len(problems)
@@ -124,10 +132,12 @@ class GaussNewton(GradientMatching):
             search = self.search if whole else replace(self.search, draws=0)
             (found,) = search.run(self._task([problem], device, session), [rng])
             near = found.values["trust"] > 0  # more than the mean of images
-            start, trace = problem.observation.to_unit_range(found.images) if near else None, (*trace, *found.trace)
+            start = problem.observation.to_unit_range(found.images) if near else None
+            done, trace = _steps(trace), _joined(trace, found.trace)
             if found.values["kept"]:  # a closed form's, which no search of more rounds would better
                 break
-        result, count = replace(self._reconstruction(problem, found), trace=trace), len(problems)
+        result, count = self._reconstruction(problem, found), len(problems)
+        result = replace(result, trace=trace, frames=_later(result.frames, done))
         if count == 1 or found.values["within_errors"] or found.values["kept"]:
             return result
         said = (
@@ -165,6 +175,23 @@ class GaussNewton(GradientMatching):
             return result
         mean = prior.centre(tuple(images.shape)).to(images)
         return replace(result, images=mean + trust * (images - mean))
+
+
+Trace = tuple[dict[str, float], ...]
+
+
+def _steps(trace: Trace) -> float:
+    return 1.0 + max([row["step"] for row in trace if "step" in row], default=-1.0)
+
+
+def _joined(trace: Trace, later: Sequence[dict[str, float]]) -> Trace:
+    """One search's steps after another's."""
+    done = _steps(trace)
+    return (*trace, *({**row, "step": row["step"] + done} for row in later))
+
+
+def _later(frames: Sequence[Frame], steps: float) -> tuple[Frame, ...]:
+    return tuple(replace(frame, step=frame.step + int(steps)) for frame in frames)
 
 
 def _of_own_model(observation: Observation) -> bool:

@@ -153,6 +153,7 @@ class _VictimSearch:
         self.state: LMState | None = None
         self.trail = Trail()
         self.classes: list[int] | None = None
+        self.refused: list[list[int]] = []
         self.ends: list[End] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
@@ -263,13 +264,14 @@ class _VictimSearch:
     def _name(self, labels: Tensor | None, point: Tensor) -> None:
         """Other labels than a rule's, where a point explains far more of the update by the client's loss with them."""
         rule = self.problem.labels
-        if labels is None or rule is None or self.problem.stated or torch.equal(labels, rule.to(labels)):
+        if labels is None or rule is None or self.problem.stated or labels.tolist() in [rule.tolist(), *self.refused]:
             return
         former, by_rule = (self.problem, self.plan, self.last, self.ends), self._by_norm(point)
         self._solve(replace(self.problem, labels=labels))
         if self._by_norm(point) < MUCH_NEARER * by_rule:
             self.classes = labels.tolist()
             return
+        self.refused.append(labels.tolist())
         self.problem, self.plan, self.last, self.ends = former
         self.__dict__.pop("_least", None)
 

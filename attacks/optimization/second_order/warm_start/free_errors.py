@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.memory import chunk_size
@@ -57,14 +58,14 @@ class FreeErrors:
         memory_gib: float,
         dtype: torch.dtype = torch.float64,
     ) -> "FreeErrors | None":
-        """None but for one gradient of few images and classes.
+        """None but for one gradient of few images and classes, and where a batch's statistics mix its images.
 
         Args:
             dtype: that the client's computation is repeated in.
         """
         classes = problem.observation.num_classes
         victim = None if problem.count * classes > MOST_ERRORS else one_gradient(problem, local, device, dtype)
-        if victim is None:
+        if victim is None or (problem.count > 1 and _mixes_images(victim.model)):
             return None
         return cls(residual, victim, images, problem.count, classes, memory_gib)
 
@@ -130,3 +131,8 @@ class FreeErrors:
 
         gradient = grad(loss)(params)
         return tuple(gradient[name] for name in self.residual.names)
+
+
+def _mixes_images(model: nn.Module) -> bool:
+    """By BatchNorm with the statistics of the batch."""
+    return any(isinstance(part, _BatchNorm) and part.running_mean is None for part in model.modules())

@@ -147,7 +147,7 @@ def test_it_goes_on_with_labels_that_no_rule_could_read(model, images, rng, cpu)
     assert psnr(found.images, images[:1]) > 60
 
 
-def test_rounds_that_carry_errors_of_earlier_ones_are_left_out_beside_others(model, images, monkeypatch):
+def test_rounds_that_carry_errors_of_earlier_ones_are_left_out_but_behind_noise(model, images, monkeypatch):
     solved_for = []
 
     def run(self, task, rngs):
@@ -155,12 +155,12 @@ def test_rounds_that_carry_errors_of_earlier_ones_are_left_out_beside_others(mod
         raise NotApplicable("stopped here")
 
     monkeypatch.setattr(LevenbergMarquardt, "run", run)
-    each = [TopK(0.5, error_feedback=carried) for carried in (True, False)]
-    for defense in each:
-        kinds = {"defense": [defense]}
+    topk, noise = TopK(0.5), GradientNoise(relative_norm=1.0)
+    for defense in ([topk], [TopK(0.5, error_feedback=False)], [topk, noise]):
+        kinds = {"defense": defense}
         seen = [fedsim.observe(model, images[:1], [1], server_round=n, **kinds) for n in (1, 2, 3)]
         solved(fedsim.History(seen))
-    assert solved_for == [1, 3]
+    assert solved_for == [1, 3, 3]
 
 
 @pytest.mark.parametrize("trust", [0.0, 1.0])
@@ -171,12 +171,14 @@ def test_more_rounds_go_on_from_an_image_that_explains_the_first_few(model, imag
         (problem,) = task.problems
         starts.append(problem.start)
         values = dict.fromkeys(("objective", "within_errors", "explained", "kept"), 0.0) | {"trust": trust}
-        return [BestCandidate(torch.zeros(1, 3, 4, 4), problem.labels, values, torch.zeros(1))]
+        rows = [{"step": 0.0}, {"step": 1.0}]
+        return [BestCandidate(torch.zeros(1, 3, 4, 4), problem.labels, values, torch.zeros(1), rows)]
 
     monkeypatch.setattr(LevenbergMarquardt, "run", run)
     seen = [fedsim.observe(model, images[:1], [1], server_round=number) for number in range(6)]
-    solved(fedsim.History(seen))
+    found = solved(fedsim.History(seen))
     assert [start is None for start in starts] == [True, trust == 0.0]
+    assert [row["step"] for row in found.trace] == [0.0, 1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order import starts
+from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.starts import Starts
 from attacks.optimization.second_order.warm_start import WarmStart
 from defenses import Withhold
@@ -216,6 +217,19 @@ def test_a_name_that_the_clients_own_loss_does_not_bear_out_is_none(mlp, digits,
     (found,) = search.run(task, [rng])
     assert found.labels.tolist() == labels.tolist()
     assert {row["start"] for row in found.trace} == {0.0, 1.0}
+
+
+def test_a_name_that_was_refused_is_not_tried_again(mlp, digits, cpu, rng, monkeypatch):
+    images, labels = digits[0][:1].contiguous(), digits[1][:1]
+    seen = fedsim.observe(mlp, images, labels).with_public_images(digits[0][1000:1020], digits[1][1000:1020])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
+    monkeypatch.setattr(WarmStart, "labels", lambda self, point: labels + 1)
+    plans, search_module = [], "attacks.optimization.second_order.search"
+    monkeypatch.setattr(f"{search_module}.make_plan", lambda *given: plans.append(1) or make_plan(*given))
+    monkeypatch.setattr(f"{search_module}._VictimSearch._settled", lambda self: False)
+    search = LevenbergMarquardt(steps=1, starts=("public",), restarts=3)
+    search.run(SearchTask([problem], SquaredL2(), "gradient", Budget(frames=0, save_every=0), cpu), [rng])
+    assert len(plans) == 2
 
 
 def test_by_products_an_image_of_a_batch_starts_at_one_of_its_class(mlp, digits, cpu):

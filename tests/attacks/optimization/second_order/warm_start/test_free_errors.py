@@ -70,6 +70,21 @@ def test_of_a_model_that_is_surer_than_smoothed_labels_are_they_tell_the_labels_
     assert errors.labels(x)[0].tolist() == labels.tolist()
 
 
+def test_images_that_batchnorm_mixes_have_none(cpu):
+    """One value a channel: an image alone has no statistics; a search goes on without."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(192, 32), torch.nn.BatchNorm1d(32), torch.nn.Tanh(), torch.nn.Linear(32, 10)
+    mlp = torch.nn.Sequential(torch.nn.Flatten(), *layers)
+    found = load_digits()
+    digits = torch.from_numpy(found.images[:40] / 16).float()[:, None].expand(-1, *SHAPE[1:]).contiguous()
+    labels = torch.from_numpy(found.target[:40])
+    seen = fedsim.observe(mlp, digits[3:5], LABELS, defense=[Withhold(["1.*", "4.*"])])
+    assert errors_of(seen, cpu) is None
+    seen = seen.with_public_images(digits[10:], labels[10:])
+    search = {"labels": [3, 4], "starts": ["public"], "steps": 1, "restarts": 1}
+    assert fedsim.attack("gauss_newton", seen, **search).status == "done"
+
+
 def test_a_bound_scales_them(vit, images, cpu):
     plain, clipped = (
         errors_of(fedsim.observe(vit, images, LABELS, defense=defense), cpu)
