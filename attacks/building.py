@@ -54,8 +54,9 @@ def _polisher(key: str, chosen: object) -> Attack:
         raise ConfigError(key, chosen, "a name of conf/attack, or one name with its settings")
     ((name, given),) = named.items()
     changes = dict(given or {})
-    for own in {CERTIFY, THEN} & changes.keys():
-        raise ConfigError(f"{key}.{name}.{own}", changes[own], f"left out: it is set beside `{THEN}`, for both")
+    for own, unset in ((CERTIFY, True), (THEN, None)):
+        if (value := changes.get(own, unset)) is not unset:
+            raise ConfigError(f"{key}.{name}.{own}", value, f"left out: it is set beside `{THEN}`, for both")
     try:
         # workers and later calls find no option of a --config-dir: one's own stands there whole
         attack = build_attack(str(name), changes if TARGET in changes else option("attack", str(name), changes))

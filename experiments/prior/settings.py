@@ -111,8 +111,8 @@ def prior_images(setup: Setup) -> PriorImages:
 
 def held_by_no_client(data: FederatedData) -> ImageSet:
     """The auxiliary pictures less copies of clients', which a folder may hold under other names."""
-    digests = list(contents(data.auxiliary))
-    held = frozenset(readable_contents(data.train)) if digests else frozenset()
+    digests = list(contents(data.auxiliary.uncached()))
+    held = frozenset(readable_contents(data.train.uncached())) if digests else frozenset()
     kept = [place for place, digest in enumerate(digests) if digest not in held]
     if copies := len(digests) - len(kept):
         logger.warning("%d of the public pictures are copies of clients' ones, and left out", copies)

@@ -77,6 +77,12 @@ class ImageSet:
         chosen._rows = tuple(self._rows[position] for position in positions)
         return chosen
 
+    def uncached(self) -> "ImageSet":
+        """The same pictures, none of which is kept when it is decoded."""
+        chosen = copy.copy(self)
+        chosen._cache = ImageCache(0)
+        return chosen
+
     def digest(self, sampled: int | None = None) -> str:
         """Of names, labels and files in their order; nothing is decoded.
 

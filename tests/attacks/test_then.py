@@ -125,6 +125,11 @@ def test_a_search_is_polished_by_one_key(seen):
     assert fedsim.attack("inverting_gradients", seen, then=None, **steps).images.equal(before.images)
 
 
+def test_a_polisher_written_out_whole_may_say_what_holds_without_it():
+    whole = {"certify": True, "then": None, **FEW["gauss_newton"]}
+    assert build_attack("row_space", option_of({"row_space": {"then": {"gauss_newton": whole}}})).then is not None
+
+
 def test_an_attack_of_ones_own_is_named_with_its_class(seen):
     own = {"mine": {"_target_": f"{Nearly.__module__}.{Nearly.__qualname__}"}}
     with pytest.raises(ConfigError, match=r"attack\.row_space\.then=mine: must be an attack that goes on from"):

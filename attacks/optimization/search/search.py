@@ -99,7 +99,8 @@ class SearchState:
         every = max(1, steps // max(1, self.budget.frames))
         while self.step < steps:
             if bool(self.done.all()):
-                if (later := self._other_weights()) is None:
+                lost = bool((self.restarted > MAX_RESTARTS).all())
+                if lost or (later := self._other_weights()) is None:
                     break
                 self.step = later
             factor = schedule(self.step, steps)
@@ -241,9 +242,9 @@ class SearchState:
 
     def _renew(self) -> None:
         """Start candidates anew that had become NaN, a limited number of times."""
-        again = self.bad & (self.restarted < MAX_RESTARTS) & ~self.done
-        lost = self.bad & ~again
-        self.done |= lost
+        bad = self.bad & ~self.done
+        again = bad & (self.restarted < MAX_RESTARTS)
+        self.done |= bad & ~again
         for index in again.nonzero().flatten().tolist():
             logger.warning("candidate %d is not finite at step %d: it starts anew", index, self.step)
             start = self._start(index)
@@ -254,7 +255,7 @@ class SearchState:
             self.optimiser.forget(again)
             self.improved_at[again] = self.step
             self.reference[again] = torch.inf
-        self.restarted += again.long()
+        self.restarted += bad.long()  # one that is lost has more than all of its starts
         self.bad = torch.zeros_like(self.bad)
 
     def _after_step(self, factor: float) -> None:
@@ -321,7 +322,7 @@ class SearchState:
                 "matching": float(self.best_matching[row]),
                 "steps": float(self.step),
                 "candidates": float(self.settings.restarts),
-                "restarted_after_nan": float(self.restarted[self._rows(victim)].sum()),
+                "restarted_after_nan": float(self.restarted[self._rows(victim)].clamp(max=MAX_RESTARTS).sum()),
             }
             if "alpha" in self.variables:
                 values["alpha"] = float(self.best_variables["alpha"][row])

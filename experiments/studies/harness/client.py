@@ -1,5 +1,6 @@
 """One client after the other, by the code that runs in a federation, and what the server observes of each."""
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -8,11 +9,16 @@ from torch import Tensor
 
 from clients.app import ClientRuntime
 from experiments.engine.setup import Setup, prepare
+from experiments.prior.settings import held_by_no_client
 from experiments.studies.harness.weights import load_weights
+from fedsim.data import ImageSet
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.observation import Observation
 from fedsim.settings.composition import Config
+
+_public: dict[str, ImageSet] = {}
+"""What no client holds, by the settings of the data: clients' pictures are looked through once in a process."""
 
 
 class Client:
@@ -27,8 +33,12 @@ class Client:
     """
 
     def __init__(self, config: Config, checkpoint: Path | None = None) -> None:
-        setup = prepare(config)
-        self.setup: Setup = setup.attacking(setup.data.train)
+        self.setup: Setup = prepare(config)
+        data = self.setup.data
+        settings = json.dumps([self.setup.config.data, self.setup.image_shape])
+        if settings not in _public:
+            _public[settings] = held_by_no_client(data)
+        data.auxiliary = _public[settings]
         model = self.setup.model
         if checkpoint is not None:
             load_weights(model, checkpoint, self.setup.data.class_names)

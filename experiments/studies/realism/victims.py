@@ -8,7 +8,6 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from experiments.prior.settings import held_by_no_client
 from experiments.python.load_config import load_config
 from experiments.studies.harness.client import Client
 from experiments.studies.harness.weights import train
@@ -98,7 +97,7 @@ def trained(settings: Mapping[str, Any], out: Path) -> Path:
     if path.exists():
         return path
     client = Client(config(settings, START))
-    vit, normaliser, public = client.setup.model.train(), client.setup.normaliser, held_by_no_client(client.setup.data)
+    vit, normaliser, public = client.setup.model.train(), client.setup.normaliser, client.setup.held
     images, labels = normaliser(public.images(range(len(public)))), public.labels
     rng = torch_generator(settings["seed"], "realism")
     train(vit, images, labels, STEPS[settings["scale"]], BATCH, LR, rng)

@@ -103,6 +103,7 @@ class Audits:
 
     def __init__(self, variant: str, config: Config, ledger: Ledger) -> None:
         self._variant, self._config, self._ledger = variant, config, ledger
+        self._by = code_and_machine("cpu")  # the code that runs; what is checked out may change meanwhile
         plain = Client(config)
         self._positions = positions = choose_images(plain.setup)
         self.groups = candidates(plain.setup.model)
@@ -169,7 +170,7 @@ class Audits:
             "psnr": psnr,
             "certified": result.certified,
             "seconds": result.seconds,
-            "by": code_and_machine("cpu"),
+            "by": self._by,
         }
 
 

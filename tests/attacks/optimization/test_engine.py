@@ -433,6 +433,23 @@ def test_a_plateau_of_all_goes_on_with_the_term_that_begins_late(small, monkeypa
     assert found["objective"] > found["matching"] + 100.0
 
 
+def test_candidates_lost_before_a_late_term_leave_the_best_of_before(small, monkeypatch):
+    observation, _ = small()
+    guard = SearchState._guard
+
+    def lost_from_step_1(search, totals):
+        guard(search, totals)
+        if search.step:
+            totals[:] = torch.nan
+            search.bad[:] = True
+
+    monkeypatch.setattr(SearchState, "_guard", lost_from_step_1)
+    late = aligned(steps=40, restarts=2, priors={"image_norm": ImageNorm(1.0, start=0.5)})
+    values = attack(late, observation).certificate.values
+    assert values["objective"] < float("inf")
+    assert (values["steps"], values["restarted_after_nan"]) == (12, 20)
+
+
 def test_what_ends_before_a_mean_is_taken_anew_is_judged_by_the_mean_that_it_had(small):
     observation, _ = small()
     group = GroupConsistency(weight=1.0, start=0.0, every=5, register=False)

@@ -75,6 +75,14 @@ def test_a_digest_is_of_files_names_and_labels_and_decodes_nothing(root, decodes
     assert not decodes
 
 
+def test_uncached_pictures_are_the_same_and_leave_the_cache_as_it_is(root, decodes):
+    held = whole(root)
+    first = held.uncached().images([0, 1])
+    assert held.images([0, 1]).equal(first)
+    assert held.uncached().subset([1]).images([0]).equal(first[1:])
+    assert len(decodes) == 5
+
+
 def test_a_digest_of_images_in_memory_is_of_their_numbers():
     images = torch.arange(2 * 3 * 4).reshape(2, 3, 2, 2) / 24
     digests = {TensorImages(one, torch.tensor([0, 1])).digest() for one in (images, images.clone(), images.flip(-1))}

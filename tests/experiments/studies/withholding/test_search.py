@@ -110,6 +110,15 @@ def audits(tmp_path):
     return lambda: Audits("stock", config, Ledger(tmp_path / "results.jsonl"))
 
 
+def test_results_name_the_code_that_ran_whatever_is_checked_out_meanwhile(audits, monkeypatch):
+    by = {"now": "one"}
+    monkeypatch.setattr(withholding_search, "code_and_machine", lambda device: by["now"])
+    asked = audits()
+    by["now"] = "another"
+    asked.leak(frozenset(), "patch_gradient")
+    assert [entry["by"] for entry in asked._ledger.entries] == ["one"]
+
+
 def test_a_crash_stops_nothing_and_is_tried_again(audits, monkeypatch):
     """Else the smallest set that stops an attack that always crashes would be the empty one."""
     with monkeypatch.context() as patched:
