@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from experiments.engine.folders import first_difference
 from fedsim.errors import ConfigError
 from fedsim.storage.durable import append_whole, locked, write_text
 from fedsim.storage.json_lines import mend, rows
@@ -64,13 +65,10 @@ def settle(path: Path, settings: Mapping[str, Any]) -> None:
     """
     asked = json.loads(json.dumps(settings))
     if path.exists():
-        before = read_object(path)
-        for key in dict.fromkeys([*before, *asked]):
-            if before.get(key) != asked.get(key):
-                there = f"{key}={before.get(key)} there, {asked.get(key)} now"
-                raise ConfigError(
-                    "--out", path.parent, f"a new folder, this one holds results of other settings: {there}"
-                )
+        if differs := first_difference(read_object(path), asked):
+            key, there, now = differs
+            fault = f"a new folder, this one holds results of other settings: {key}={there} there, {now} now"
+            raise ConfigError("--out", path.parent, fault)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(asked, indent=1))

@@ -53,3 +53,10 @@ def test_one_call_at_a_time_in_a_folder(tmp_path):
         pass
     with kept(tmp_path / "out", {}):
         assert (tmp_path / "out").is_dir()
+
+
+def test_a_setting_that_is_new_and_says_nothing_is_no_other(tmp_path):
+    settle(tmp_path / "settings.json", {"attacks": {"rgap": {"bits": 1}}})
+    settle(tmp_path / "settings.json", {"attacks": {"rgap": {"bits": 1, "then": None}}})
+    with pytest.raises(ConfigError, match=r"attacks\.rgap\.bits=1 there, 2 now"):
+        settle(tmp_path / "settings.json", {"attacks": {"rgap": {"bits": 2}}})
