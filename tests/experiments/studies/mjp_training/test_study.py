@@ -228,7 +228,7 @@ def test_other_masks_want_another_folder(done, pictures, tmp_path, capsys):
     settings["defenses"]["J"]["mjp"]["ratio"] = 0.1
     (out / "settings.json").write_text(json.dumps(settings))
     assert call(pictures, out, "--variants", "A") == 2
-    assert "other settings: defenses=" in capsys.readouterr().err
+    assert "other settings: defenses.J.mjp.ratio=0.1 there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

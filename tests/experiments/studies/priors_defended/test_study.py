@@ -173,7 +173,7 @@ def test_other_defenses_want_another_folder(tiny, study, unshown, monkeypatch):
     monkeypatch.setitem(DEFENSES, "clip", ["defense=[gradient_clip]", "defense.gradient_clip.max_norm=1.0"])
     code, _, err = study(priors_defended, "--held", "e,f")
     assert code == 2
-    assert "other settings: defenses=" in err
+    assert "other settings: defenses.clip" in err
 
 
 def test_unknown_classes_are_refused_before_anything_is_trained(tiny, study, tmp_path):
