@@ -22,7 +22,7 @@ from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, placement, worker_counts
 from experiments.engine.choice import estimate_audit, with_engine
 from experiments.engine.content import content_of, keep_content
-from experiments.engine.folders import open_or_resume
+from experiments.engine.folders import as_began, open_or_resume
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import (
@@ -79,7 +79,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     setup = setup.attacking(images)
     updates = divide(chosen, config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
-    config = with_engine(config, count(len(updates), "update"), of_all)
+    config = with_engine(as_began(config, root), count(len(updates), "update"), of_all)
     setup = replace(setup, config=config)
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)

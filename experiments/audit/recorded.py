@@ -15,7 +15,7 @@ from experiments.cli.progress import Bars
 from experiments.cli.validation import check_gpus
 from experiments.engine.choice import with_engine
 from experiments.engine.content import attack_files, keep_content
-from experiments.engine.folders import open_or_resume
+from experiments.engine.folders import as_began, open_or_resume
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import engine, load_recorded, make_scheduler, make_writer
@@ -52,7 +52,7 @@ def attack_recorded(config: AuditConfig, place: str, root: Path, start: float) -
     for name, attack in attacks.items():
         check_fit(name, attack, first.image_shape)
     say_doing(f"attacking {count(len(paths), 'recorded observation')}")
-    config = with_engine(config, count(len(paths), "observation"))
+    config = with_engine(as_began(config, root), count(len(paths), "observation"))
     recorded = _as_recorded(config, first)
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)
