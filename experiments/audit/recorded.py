@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,14 @@ def attack_recorded(config: AuditConfig, place: str, root: Path, start: float) -
                     console.print(told, markup=False)
 
             scheduler = make_scheduler(config, keep, scratch)
+            names, broke = frozenset(config.attack), writer.broke  # the latter come last, on all
             try:
-                for path in paths:
+                for skipped, path in product((broke, names - broke), paths):
+                    if names <= skipped:
+                        continue
                     observation = load_recorded(path)
                     finished = frozenset(attack for name, attack in writer.done if name == observation.name)
-                    scheduler.submit(observation, None, finished)
+                    scheduler.submit(observation, None, finished | skipped)
                     bars.set("attacks", scheduler.finished, len(paths) * len(config.attack))
                 scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
             finally:
