@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ NAMES = {"generator": "generator.safetensors", "lti": "inversion.safetensors"}
 def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     """Train, or go on with a training that was killed; raises ConfigError before anything is started."""
     config = parse(PriorConfig, given)
-    here = replace(config, simulation=replace(config.simulation, engine="inline"))  # no worker ever trains it
-    config = on_engine(as_began(here, root), "inline")
     settings = chosen_network(config)
+    config = on_engine(as_began(config, root), "inline")
     say_doing("reading the data, building the model")
     setup = prepare(config)
     if setup.sums is not None and config.kind == "lti":

@@ -58,21 +58,19 @@ def test_a_generator_of_all_classes_but_some(command, tmp_path):
     assert "seed=1 now, 0 there" in err
 
 
-def test_it_trains_in_this_process_and_on_its_gpu_whatever_engine_is_named_and_goes_on_where_it_began(
-    tmp_path, monkeypatch
-):
+def test_it_trains_on_the_gpu_of_this_process_and_goes_on_where_it_began(tmp_path, monkeypatch):
     devices = []
 
     def train(setup, *_):
-        devices.append((setup.config.simulation.engine, setup.config.client.device))
+        devices.append(setup.config.client.device)
         return {"learned_from": 1, "classes": 1}
 
     monkeypatch.setattr("experiments.prior.command._train", train)
-    given = load_config("prior", *PUBLIC, *GENERATOR, "simulation=ray", "simulation.workers=4")
+    given = load_config("prior", *PUBLIC, *GENERATOR)
     for gpu, place in ((False, "a"), (True, "a"), (True, "b")):
         monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
         run_prior(given, tmp_path / place)
-    assert devices == [("inline", "cpu"), ("inline", "cpu"), ("inline", "cuda")]
+    assert devices == ["cpu", "cpu", "cuda"]
 
 
 def test_the_command_of_use_repeats_what_the_prior_holds_for():
