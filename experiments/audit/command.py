@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from logging import getLogger
@@ -22,7 +22,7 @@ from experiments.cli.progress import Bars
 from experiments.cli.validation import attacks_timeout, placement, worker_counts
 from experiments.engine.choice import estimate_audit, with_engine
 from experiments.engine.content import content_of, keep_content
-from experiments.engine.folders import open_or_resume
+from experiments.engine.folders import as_began, open_or_resume
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import (
@@ -37,6 +37,7 @@ from fedsim.errors import RunError
 from fedsim.metrics.accuracy import mean_softmax
 from fedsim.observation import observation_name
 from fedsim.report.wording import count
+from fedsim.result import AttackResult
 from fedsim.settings.commands import AuditConfig, JobConfig
 from fedsim.settings.schema import parse, plain
 from fedsim.simulation.shipping import absolute
@@ -79,7 +80,7 @@ def audit_prepared(setup: Setup, root: Path, start: float) -> None:
     setup = setup.attacking(images)
     updates = divide(chosen, config.audit.batch_size, setup.sums)
     of_all = partial(estimate_audit, setup, -(-len(updates) // victims))
-    config = with_engine(config, count(len(updates), "update"), of_all)
+    config = with_engine(as_began(config, root), count(len(updates), "update"), of_all)
     setup = replace(setup, config=config)
     with RunFolder(root).locked():
         folder = open_or_resume(config, root)
@@ -124,7 +125,7 @@ def _write_results(
     computed = done = total - len(left)
     ended, told = bool(writer.done), set[int]()
     bars.set("updates", done, total)
-    for group, results, attempts, stopped in _results(setup, groups, scratch):
+    for group, results, attempts, stopped in _results(setup, groups, scratch, writer.broke):
         computed += len({one.result.client for one in results if not one.uncomputed})
         for one in results:
             writer.write(replace(one.result, attempts=attempts), one.truth)
@@ -166,9 +167,13 @@ def _unfinished(
 
 
 def _results(
-    setup: Setup, groups: list[Group], scratch: Path | None
+    setup: Setup, groups: list[Group], scratch: Path | None, broke: Container[str] = ()
 ) -> Iterator[tuple[Group, list[AuditedAttack], int, bool]]:
-    """Each attack on a group as it ends: its results, their attempts, and whether it was stopped from outside."""
+    """Each attack on a group as it ends: its results, their attempts, and whether it was stopped from outside.
+
+    Args:
+        broke: attacks that broke CUDA before; in this process they come last.
+    """
     config, simulation = _audited(setup), setup.config.simulation
     probs = None
     if setup.wants_auxiliary and len(setup.held) and groups:
@@ -176,11 +181,11 @@ def _results(
             probs = mean_softmax(setup.model, setup.held, setup.normaliser, config.client.training_mode)
     if simulation.engine == "inline" or not groups:
         worker = AuditWorker(config, own_gpus(config.client), probs, scratch, setup=setup)
-        for group in groups:
-            for own in group.by_attack():
-                yield own, (results := worker.run(own)), 1, False
-                if _breaks_process(results):
-                    raise RunError(f"{own[0].attacks[0]} on {own}: {results[-1].result.reason}")
+        each = (own for group in groups for own in group.by_attack())
+        for own in sorted(each, key=lambda own: own[0].attacks[0] in broke):
+            yield own, (results := worker.run(own)), 1, False
+            if (broken := _breaking(results)) is not None:
+                raise RunError(f"{broken.attack} on {broken.observation}: {broken.reason}")
         return
     import ray
 
@@ -193,7 +198,7 @@ def _results(
         lambda _: actor.remote(shipped, simulation.num_gpus, probs, scratch, attacked=setup.attacked),
         workers,
         simulation.max_retries,
-        spent=_breaks_process,
+        spent=lambda results: _breaking(results) is not None,
     )
     waiting: deque[tuple[Any, deque[Group]]] = deque((None, deque(group.by_attack())) for group in groups)
     rest: dict[Group, deque[Group]] = {}
@@ -233,8 +238,9 @@ def _results(
     pool.close()
 
 
-def _breaks_process(results: list[AuditedAttack]) -> bool:
-    return any(breaks_process(one.result) for one in results)
+def _breaking(results: list[AuditedAttack]) -> AttackResult | None:
+    """The first by which its process can attack nothing more."""
+    return next((one.result for one in results if breaks_process(one.result)), None)
 
 
 def _lost(group: Group, setup: Setup, reason: str, seconds: float) -> list[AuditedAttack]:

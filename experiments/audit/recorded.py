@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from experiments.cli.progress import Bars
 from experiments.cli.validation import check_gpus
 from experiments.engine.choice import with_engine
 from experiments.engine.content import attack_files, keep_content
-from experiments.engine.folders import open_or_resume
+from experiments.engine.folders import as_began, open_or_resume
 from experiments.engine.reporting import reported
 from experiments.engine.scratch import scratch_folder
 from experiments.engine.setup import engine, load_recorded, make_scheduler, make_writer
@@ -52,7 +53,7 @@ def attack_recorded(config: AuditConfig, place: str, root: Path, start: float) -
     for name, attack in attacks.items():
         check_fit(name, attack, first.image_shape)
     say_doing(f"attacking {count(len(paths), 'recorded observation')}")
-    config = with_engine(config, count(len(paths), "observation"))
+    config = with_engine(as_began(config, root), count(len(paths), "observation"))
     recorded = _as_recorded(config, first)
     with RunFolder(root).locked():
         folder = open_or_resume(recorded, root)
@@ -77,11 +78,14 @@ def attack_recorded(config: AuditConfig, place: str, root: Path, start: float) -
                     console.print(told, markup=False)
 
             scheduler = make_scheduler(config, keep, scratch)
+            names, broke = frozenset(config.attack), writer.broke  # the latter come last, on all
             try:
-                for path in paths:
+                for skipped, path in product((broke, names - broke), paths):
+                    if names <= skipped:
+                        continue
                     observation = load_recorded(path)
                     finished = frozenset(attack for name, attack in writer.done if name == observation.name)
-                    scheduler.submit(observation, None, finished)
+                    scheduler.submit(observation, None, finished | skipped)
                     bars.set("attacks", scheduler.finished, len(paths) * len(config.attack))
                 scheduler.drain(lambda: bars.set("attacks", scheduler.finished, scheduler.submitted))
             finally:

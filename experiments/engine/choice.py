@@ -70,7 +70,7 @@ def with_engine(config: Job, work: str, estimate: Callable[[], Estimate] | None 
 def on_engine(config: Job, engine: Engine) -> Job:
     """The settings with the engine that `auto` was found to stand for, or that was named, and where clients compute."""
     simulation = config.simulation
-    device = device_on(engine, config.client.device, simulation.num_gpus, named=simulation.engine == engine)
+    device = device_on(engine, config.client.device, simulation.num_gpus, named=simulation.engine != "auto")
     if (engine, device) == (simulation.engine, config.client.device):
         return config
     client = replace(config.client, device=device)
@@ -78,16 +78,16 @@ def on_engine(config: Job, engine: Engine) -> Job:
 
 
 def device_on(engine: str, device: Device, num_gpus: float, named: bool) -> Device:
-    """Where clients compute on this engine, of what `client.device` says: as recorded, it is the same on any machine.
+    """`cpu` or `cuda`: where clients compute on this engine. As recorded, it is the same on any machine.
 
-    Ray hides no GPU from workers that asked for none; its workers that asked for one find it themselves.
+    Ray hides no GPU from workers that asked for none; those that asked for one have it.
 
     Args:
-        named: by the settings; what `auto` chooses decides nothing, and so gives no client a GPU.
+        named: the engine, by the settings; what `auto` chooses decides nothing, and so gives no client a GPU.
     """
-    if device != "auto" or (engine == "ray" and num_gpus):
+    if device != "auto":
         return device
-    return "cuda" if named and engine == "inline" and torch.cuda.is_available() else "cpu"
+    return "cuda" if (num_gpus if engine == "ray" else named and torch.cuda.is_available()) else "cpu"
 
 
 def _choice(config: JobConfig, work: str, estimate: Callable[[], Estimate] | None) -> tuple[Engine, str]:

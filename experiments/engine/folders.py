@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from experiments.engine.choice import Job
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import AuditConfig, JobConfig
 from fedsim.settings.composition import build_finetune
@@ -16,6 +18,20 @@ from fedsim.settings.knowledge import without_knowledge
 from fedsim.settings.schema import plain
 from fedsim.storage.run_folder import RunFolder
 from server.attack_queue.results import has_images
+
+
+def as_began(config: Job, root: Path) -> Job:
+    """With the CPU for `client.device=auto` where an earlier call in this folder computed on it: there it goes on."""
+    recorded = root / "config.yaml"
+    if config.client.device != "auto" or config.simulation.num_gpus or not recorded.exists():
+        return config
+    began_on_cpu = on_cpu(_settings_of(recorded.read_text(encoding="utf-8"), root))
+    return replace(config, client=replace(config.client, device="cpu")) if began_on_cpu else config
+
+
+def on_cpu(settings: Mapping[str, Any]) -> bool:
+    """Whether clients computed there, by what was recorded."""
+    return bool((settings.get("client") or {}).get("device") == "cpu")
 
 
 def open_or_resume(config: JobConfig, root: Path) -> RunFolder:
@@ -63,13 +79,12 @@ def with_device(before: dict[str, Any], now: Mapping[str, Any], gpus: Any = None
     """`before` with the device of `now`: earlier versions recorded `auto` where clients had what their machine had.
 
     Args:
-        gpus: of workers, where `before` does not say: theirs is never the CPU.
+        gpus: that were asked for, where `before` does not say: there was one.
     """
     client, asked = before.get("client") or {}, (before.get("simulation") or {}).get("num_gpus", gpus)
-    if client.get("device") != "auto" or asked:
+    if client.get("device") != "auto":
         return before
-    device = now["client"]["device"]
-    return {**before, "client": {**client, "device": "cpu" if device == "auto" else device}}
+    return {**before, "client": {**client, "device": "cuda" if asked else now["client"]["device"]}}
 
 
 def first_difference(before: Any, now: Any, key: str = "") -> tuple[str, Any, Any] | None:

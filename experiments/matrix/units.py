@@ -21,7 +21,7 @@ from experiments.cli.errors import ConfigFault, config_error, one_line
 from experiments.cli.logs import quiet_libraries
 from experiments.engine.choice import device_on
 from experiments.engine.content import Content, first_other, of_other
-from experiments.engine.folders import bits_of, first_difference, with_device
+from experiments.engine.folders import bits_of, first_difference, on_cpu, with_device
 from experiments.engine.setup import Setup, prepare
 from experiments.run.command import run_federated
 from fedsim.data.copies import most_copies
@@ -78,10 +78,11 @@ class MatrixRun:
 
     def on(self, engine: str) -> Self:
         """The run on the engine that `auto` was found to stand for, or that was named, where its row names none."""
-        own = self.config["simulation"]["engine"]
+        own, asked = self.config["simulation"]["engine"], _read(self.folder / ASKED)
         chosen = engine if own == "auto" else own
+        named = own != "auto" and not (asked and on_cpu(asked["settings"]))
         simulation, client = {**self.config["simulation"], "engine": chosen}, self.config["client"]
-        device = device_on(chosen, client["device"], simulation["num_gpus"], named=own == engine)
+        device = device_on(chosen, client["device"], simulation["num_gpus"], named)
         client = {**client, "device": device}
         return replace(self, config={**self.config, "simulation": simulation, "client": client})
 

@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from clients.app import resolve_device
 from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.progress import Bars
-from experiments.engine.choice import device_on
+from experiments.engine.choice import on_engine
 from experiments.engine.content import content_of, keep_content
-from experiments.engine.folders import open_or_resume
+from experiments.engine.folders import as_began, open_or_resume
 from experiments.engine.setup import Setup, prepare
 from experiments.prior.autoencoder import drawn, rebuilt, train_generator
 from experiments.prior.inversion import inverted, train_inversion
@@ -48,9 +47,8 @@ NAMES = {"generator": "generator.safetensors", "lti": "inversion.safetensors"}
 def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
     """Train, or go on with a training that was killed; raises ConfigError before anything is started."""
     config = parse(PriorConfig, given)
-    device = device_on("inline", config.client.device, num_gpus=0.0, named=True)
-    config = replace(config, client=replace(config.client, device=device))
     settings = chosen_network(config)
+    config = on_engine(as_began(config, root), "inline")
     say_doing("reading the data, building the model")
     setup = prepare(config)
     if setup.sums is not None and config.kind == "lti":

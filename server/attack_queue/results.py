@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attacks.running import BROKEN
 from attacks.session import file_name
 from fedsim.ground_truth import GroundTruth, content_of
 from fedsim.metrics.image import psnr
@@ -60,6 +61,7 @@ class ResultWriter:
 
     Attributes:
         failures: of this call.
+        broke: attacks that broke CUDA in an earlier call.
     """
 
     def __init__(
@@ -80,6 +82,8 @@ class ResultWriter:
         rows = list(folder.rows("attacks"))
         self.written = len(rows)
         self.done = {(row["observation"], row["attack"]) for row in rows if row["status"] != "failed"}
+        failed = [row for row in rows if row["status"] == "failed"]
+        self.broke = frozenset(row["attack"] for row in failed if BROKEN in row["reason"])
         self._ended: dict[str, set[str]] = {}
         self._known: tuple[object, list[dict[str, Any]]] = None, []
         for row in rows:

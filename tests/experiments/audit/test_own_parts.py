@@ -130,3 +130,12 @@ def test_what_names_a_part_twice_or_no_run_is_refused(parts, words):
 )
 def test_one_defense_alone_is_one_run(alone, name):
     assert list(fedsim.audit(MODEL, DATA, "labels", alone, num_images=1).folders) == [name]
+
+
+def test_an_audit_that_began_without_a_gpu_is_the_same_where_there_is_one(monkeypatch, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 5))
+    data, found = (torch.rand(2, 3, 4, 4), torch.arange(2)), []
+    for gpu in (False, True):
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
+        found.append(fedsim.audit(model, data, ["labels"], num_images=2, run_dir=tmp_path).table)
+    assert found[0].equals(found[1])

@@ -7,7 +7,10 @@ import torch
 import yaml
 
 import fedsim
+from attacks.running import BROKEN, run_attack
 from fedsim.models.generator import ConvGenerator, save_generator
+from fedsim.result import AttackResult
+from tests.experiments.run_files import rows
 
 SMALL = ["attack=[labels]", "simulation=inline"]
 
@@ -93,3 +96,22 @@ def test_the_report_has_the_training_of_the_record(command, save, tmp_path):
     assert config["defense"] == {"half": {"_target_": "defenses.Half", "dtype": "float16", "error_feedback": False}}
     assert config["audit"]["num_images"] is None
     assert "<dd>Bias" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_an_attack_that_broke_cuda_in_an_earlier_call_is_tried_again_after_all_others(
+    command, save, tmp_path, monkeypatch
+):
+    def breaking(observation, name, *rest):
+        if name == "labels":
+            return AttackResult.of(observation, name, "failed", f"an assert; {BROKEN}")
+        return run_attack(observation, name, *rest)
+
+    monkeypatch.setattr("server.attack_queue.scheduling.run_attack", breaking)
+    folder = [save("a"), save("b", client=1)][0].parent
+    words = [f"observation={folder}", "attack=[labels,april]", "simulation=inline", f"run_dir={tmp_path / 'run'}"]
+    for _ in range(2):
+        code, _, err = command("fedsim-audit", *words)
+        assert code == 2
+        assert "error: labels on round-00000-client-00000: an assert; CUDA" in err
+    found = [(row["attack"], row["client"]) for row in rows(tmp_path / "run", "attacks")]
+    assert found == [("labels", 0), ("april", 0), ("april", 1), ("labels", 0)]

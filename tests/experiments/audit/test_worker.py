@@ -2,6 +2,7 @@
 
 import importlib.util
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -162,3 +163,21 @@ def test_an_attack_that_broke_cuda_in_this_process_is_the_last(monkeypatch):
     with pytest.raises(RunError, match=r"^labels on round-00000-client-00000: an assert; CUDA"):
         ends.extend(command._results(setup, left, None))
     assert len(ends) == 1
+
+
+def test_an_attack_that_broke_cuda_in_an_earlier_call_comes_last_and_is_the_one_that_is_named(monkeypatch):
+    def broken(_, group):
+        (attack,) = group[0].attacks
+        first, *others = (one for batch in group for one in failed(batch, setup, "an assert"))
+        reason = f"an assert; {BROKEN}" if attack == "labels" else ""
+        return [replace(first, result=replace(first.result, reason=reason)), *others]
+
+    setup = prepare(settings("audit", *SMALL_AUDIT, "attack=[labels,patch_gradient]", "simulation=inline"))
+    monkeypatch.setattr(AuditWorker, "run", broken)
+    ends = []
+    left = [Group(AuditBatch(n, (n,), ("labels", "patch_gradient"), n) for n in pair) for pair in ((0, 1), (2, 3))]
+    with pytest.raises(RunError, match=r"^labels on round-00000-client-00000: an assert; CUDA"):
+        ends.extend(command._results(setup, left, None, {"labels"}))
+    assert [(own[0].attacks[0], own[0].number) for own, *_ in ends] == [
+        ("patch_gradient", 0), ("patch_gradient", 2), ("labels", 0),
+    ]  # fmt: skip

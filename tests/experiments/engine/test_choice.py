@@ -18,7 +18,7 @@ from experiments.engine.choice import (
     on_engine,
     with_engine,
 )
-from experiments.engine.folders import comparable, open_or_resume
+from experiments.engine.folders import as_began, comparable, open_or_resume
 from experiments.engine.ray_only import KEYS
 from experiments.engine.setup import prepare
 from experiments.python.load_config import load_config
@@ -115,7 +115,7 @@ def test_in_this_process_clients_have_no_gpu_that_workers_would_not_have(machine
     ("gpu", "settings", "device"),
     [
         (True, [], "cpu"),
-        (True, ["simulation.num_gpus=0.5"], "auto"),
+        (True, ["simulation.num_gpus=0.5"], "cuda"),
         (True, ["client.device=cuda", "simulation.num_gpus=0.5"], "cuda"),
         (False, [], "cpu"),
         (False, ["ray.address=127.0.0.1:6379"], "cpu"),
@@ -142,8 +142,8 @@ def test_what_began_on_one_machine_goes_on_in_this_process_on_another(machine, g
     [
         ({}, {"device": "cpu"}, True),
         ({}, {"device": "cuda"}, True),
-        ({}, {"num_gpus": 0.5}, False),
-        ({"num_gpus": 0.5}, {"num_gpus": 1.0}, True),
+        ({"num_gpus": 0.5}, {"device": "cuda"}, True),
+        ({"num_gpus": 0.5}, {"device": "cuda", "num_gpus": 1.0}, True),
         ({"num_gpus": 0.5}, {"device": "cpu"}, False),
         ({"device": "cpu"}, {"device": "cuda"}, False),
     ],
@@ -157,6 +157,20 @@ def test_folders_of_earlier_versions_leave_open_what_their_machine_had(before, n
     open_or_resume(config(**before), tmp_path)
     with nullcontext() if same else pytest.raises(ConfigError, match=r"client\.device"):
         open_or_resume(config(**now), tmp_path)
+
+
+def test_what_began_on_the_cpu_stays_there_where_there_is_a_gpu_and_not_the_other_way_round(machine, tmp_path):
+    given = config_of(load_config("audit", *AUDIT, "simulation=inline"))
+    for place, gpu in (("cpu", False), ("cuda", True)):
+        machine(4, gpu=gpu)
+        open_or_resume(with_engine(as_began(given, tmp_path / place), "4 updates"), tmp_path / place)
+        machine(4, gpu=not gpu)
+        again = with_engine(as_began(given, tmp_path / place), "4 updates")
+        assert again.client.device == "cpu"
+        with pytest.raises(ConfigError, match="device=cpu now, cuda there") if gpu else nullcontext():
+            open_or_resume(again, tmp_path / place)
+    on_workers = replace(given, simulation=replace(given.simulation, engine="ray", num_gpus=0.5))
+    assert as_began(on_workers, tmp_path / "cpu") is on_workers
 
 
 def test_a_gpu_that_is_not_there_is_refused(machine):

@@ -371,7 +371,7 @@ def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path):
         changed = {"client": {"device": device}, "simulation": {**simulation, "num_gpus": num_gpus}}
         return matrix_units.MatrixRun("none", matrix_units.AUDIT, "initial", folder, {**config, **changed})
 
-    recorded = (("cpu", 0, [("auto", 1)], "cpu, not auto"), ("auto", 1, [("cpu", 0)], "auto, not cpu"))
+    recorded = (("cpu", 0, [("cuda", 1)], "cpu, not cuda"), ("cuda", 1, [("cpu", 0)], "cuda, not cpu"))
     for device, gpus, others, told in recorded:
         asked = {"settings": unit(device, gpus).settings, "gpus": bool(gpus), "attacks": {}}
         (folder / matrix_units.ASKED).write_text(json.dumps(asked))
@@ -382,6 +382,20 @@ def test_rows_of_the_cpu_are_no_rows_of_workers_with_a_gpu(tmp_path):
     earlier = {"settings": unit("auto", 0).settings, "attacks": {}}
     (folder / matrix_units.ASKED).write_text(json.dumps(earlier))
     matrix_units.check_unit(unit("cpu", 0))
+    (folder / matrix_units.ASKED).write_text(json.dumps(earlier | {"settings": unit("auto", 1).settings, "gpus": True}))
+    matrix_units.check_unit(unit("cuda", 1))
+
+
+@pytest.mark.parametrize("base", ["inline", "ray"])
+def test_a_row_that_names_this_process_has_its_gpu_wherever_the_others_are_but_goes_on_where_it_began(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    config = {"simulation": {"engine": "inline", "num_gpus": 0}, "client": {"device": "auto"}}
+    unit = matrix_units.MatrixRun("none", matrix_units.AUDIT, "initial", tmp_path, config)
+    assert unit.on(base).config["client"] == {"device": "cuda"}
+    (tmp_path / matrix_units.ASKED).write_text(json.dumps({"settings": {"client": {"device": "cpu"}}}))
+    assert unit.on(base).config["client"] == {"device": "cpu"}
 
 
 def without(line):

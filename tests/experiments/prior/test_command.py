@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from attacks.generative import GIAS, Generator, GeneratorLatent, GeneratorSamples
 from experiments.engine.setup import prepare
 from experiments.prior import inversion, training
-from experiments.prior.command import use
+from experiments.prior.command import run_prior, use
 from experiments.prior.inversion import Simulator
 from experiments.prior.settings import PriorImages, prior_images
 from experiments.python.load_config import load_config
@@ -56,6 +56,21 @@ def test_a_generator_of_all_classes_but_some(command, tmp_path):
     code, _, err = command(*call, "seed=1")
     assert code == 2
     assert "seed=1 now, 0 there" in err
+
+
+def test_it_trains_on_the_gpu_of_this_process_and_goes_on_where_it_began(tmp_path, monkeypatch):
+    devices = []
+
+    def train(setup, *_):
+        devices.append(setup.config.client.device)
+        return {"learned_from": 1, "classes": 1}
+
+    monkeypatch.setattr("experiments.prior.command._train", train)
+    given = load_config("prior", *PUBLIC, *GENERATOR)
+    for gpu, place in ((False, "a"), (True, "a"), (True, "b")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
+        run_prior(given, tmp_path / place)
+    assert devices == ["cpu", "cpu", "cuda"]
 
 
 def test_the_command_of_use_repeats_what_the_prior_holds_for():
