@@ -75,7 +75,8 @@ def test_several_rounds_tell_more_than_one(rounds, first, solved):
 def test_many_rounds_go_on_from_the_image_of_the_first_few(solved):
     few, many = solved(2), solved(6)
     assert error(many.images) < error(few.images)
-    assert [row["step"] for row in many.trace].count(0.0) == 2  # of two rounds, then of all
+    assert [row["step"] for row in many.trace] == [float(number) for number in range(len(many.trace))]
+    assert many.trace[: len(few.trace)] == few.trace  # of two rounds, then of all
     assert [_parts(number) for number in (1, 5, 6, 30, 100)] == [[1], [5], [2, 6], [2, 6, 30], [4, 20, 100]]
 
 

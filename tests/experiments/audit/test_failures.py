@@ -27,7 +27,7 @@ def test_an_audit_without_a_single_update_has_failed(command, tmp_path):
 
 
 def test_updates_whose_workers_were_stopped_had_been_computed(command, tmp_path, monkeypatch):
-    def stopped(setup, groups, scratch):
+    def stopped(setup, groups, scratch, broke):
         for group in groups:
             yield group, audit_module._lost(group, setup, "no result within 3600 s", 3600.0), 1, True
 

@@ -155,7 +155,7 @@ def test_trained_weights_give_an_accuracy(table5, tmp_path):
     assert [float(line["acc"]) for line in lines] == pytest.approx([100 / 3] * 2)
     code, _, err = table5("--count", "6", "--rows", "deit_s.a")
     assert code == 2
-    assert "checkpoints=" in err
+    assert "checkpoints.deit_s=" in err
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_goes_on_where_it_was_killed(few_groups, withhold, tmp_path, monkeypatch
     code, _, err = withhold(*FAST, "--levels", "published")
     assert code == 2
     assert "--out=" in err
-    assert "attacks=" in err
+    assert "attacks.qkv_row_space.search=False there" in err
 
 
 def without_time(line):
