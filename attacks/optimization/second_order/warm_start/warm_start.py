@@ -79,7 +79,7 @@ class WarmStart:
     @cached_property
     def free_errors(self) -> FreeErrors | None:
         """Where they are not known, and J is whole."""
-        if self.knows_errors or self.plan.by_products is not None or self._as_it_is:
+        if self.knows_errors or not self.plan.whole or self._as_it_is:
             return None
         given = self._images, self.task.local, self.task.device, memory_of(self.task) / GIB
         return FreeErrors.of(self.problem, self.plan.stages[0].residual, *given)
@@ -87,7 +87,7 @@ class WarmStart:
     def labels(self, point: Float[Tensor, " n"]) -> Int[Tensor, " batch"] | None:
         """The classes by the errors that explain the update at this point; None where none do.
 
-        Behind noise too, which errors that fit it explain anywhere.
+        None behind noise too: errors that fit it explain it at any point.
         """
         if self.free_errors is None or self._noisy:
             return None
