@@ -45,7 +45,7 @@ LEFT_BY_NEAR, SURE = 1e-3, 1.0 - 1e-6
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, and what counts as progress of one, in units
 of the noise."""
-SAVED = ("near", "number", "stage", "taken", "stale", "before", "rows", "classes")
+SAVED = ("near", "number", "stage", "taken", "stale", "before", "rows")
 """What of a solution goes into its record as it is."""
 OF_A_STATE = ("damping", "growth", "cost", "ended")
 
@@ -152,9 +152,7 @@ class _VictimSearch:
         self.near, self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, 0, math.inf
         self.state: LMState | None = None
         self.trail = Trail()
-        self.classes: list[int] | None = None
         self.refused: list[list[int]] = []
-        self.ends: list[End] = []
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
@@ -269,7 +267,6 @@ class _VictimSearch:
         former, by_rule = (self.problem, self.plan, self.last, self.ends), self._by_norm(point)
         self._solve(replace(self.problem, labels=labels))
         if self._by_norm(point) < MUCH_NEARER * by_rule:
-            self.classes = labels.tolist()
             return
         self.refused.append(labels.tolist())
         self.problem, self.plan, self.last, self.ends = former
@@ -434,7 +431,8 @@ class _VictimSearch:
         tensors = self.trail.tensors() | {f"end/{index}": end.x for index, end in enumerate(self.ends)}
         tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
         record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
-        record |= {"starts": self.near_steps, "trail": self.trail.record()}
+        labels = None if self.problem.labels is None else self.problem.labels.tolist()
+        record |= {"starts": self.near_steps, "trail": self.trail.record(), "labels": labels}
         record |= {"ends": [end.cost for end in self.ends], "directions": self.plan.directions}
         record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
         if self.state is not None:
@@ -455,11 +453,12 @@ class _VictimSearch:
             return
         tensors, record = saved
         # Less memory since then: other unknowns, or another sketch. Earlier versions had other starts, and no trail.
-        known = {"trail", "classes"} <= record.keys() and record.get("starts") == self.near_steps
+        known = {"trail", "labels"} <= record.keys() and record.get("starts") == self.near_steps
         if record["directions"] != self.plan.directions or not known:
             return
-        if record["classes"] is not None:
-            self._solve(replace(self.problem, labels=torch.tensor(record["classes"], device=self.task.device)))
+        labels = self.problem.labels
+        if labels is not None and record["labels"] != labels.tolist():
+            self._solve(replace(self.problem, labels=labels.new_tensor(record["labels"])))
         for name in SAVED:
             setattr(self, name, record[name])
         self.trail.restore(tensors, record["trail"], self.task.device)

@@ -16,11 +16,13 @@ from attacks.optimization.second_order import starts
 from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.starts import Starts
 from attacks.optimization.second_order.warm_start import WarmStart
+from attacks.session import Session
 from defenses import Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
 from fedsim.public_images import PublicImages
+from tests.attacks.optimization.test_engine import Kept, KilledError
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +206,32 @@ def test_an_image_that_is_explained_tells_its_label_but_where_labels_are_stated(
     (found,) = search.run(task, [rng])
     assert found.labels.tolist() == (labels + 3 if stated else labels).tolist()
     assert (decibels(seen.to_unit_range(found.images), images) > 25) == (not stated)
+
+
+def test_a_killed_search_goes_on_with_the_name_that_it_found(digits, cpu, two_race):
+    """It dies at the save that follows the naming."""
+    images, labels = digits[0][:1].contiguous(), digits[1][:1]
+    seen = fedsim.observe(trained_mlp(digits, 48), images, labels, defense=[Withhold(["1.*", "5.*"])])
+    seen = seen.with_public_images(digits[0][1000:1200], digits[1][1000:1200])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels + 3, Pixels(), {}, cpu)
+    search, budget = LevenbergMarquardt(steps=20, starts=("public",), restarts=1), Budget(frames=0, save_every=1)
+
+    def run(session):
+        task = SearchTask([problem], SquaredL2(), "gradient", budget, cpu, session)
+        return search.run(task, [torch.Generator().manual_seed(0)])[0]
+
+    class Named(Kept):
+        def save(self, tensors, record):
+            self.dies_at = self.saves + 1 if self.dies_at and record["labels"] == labels.tolist() else self.dies_at
+            super().save(tensors, record)
+
+    session, whole = Named(10**6), run(Session())
+    with pytest.raises(KilledError):
+        run(session)
+    session.dies_at = 0
+    again = run(session)
+    assert again.labels.tolist() == whole.labels.tolist() == labels.tolist()
+    assert torch.equal(again.images, whole.images)
 
 
 def test_a_name_that_the_clients_own_loss_does_not_bear_out_is_none(mlp, digits, cpu, rng, monkeypatch):
