@@ -109,3 +109,11 @@ def test_where_every_step_goes_up_it_ends():
     state, _ = solved(lambda x: torch.ones(3, dtype=torch.float64) + 0.0 * x, torch.zeros(3, dtype=torch.float64))
     assert state.ended
     assert state.cost == 3.0
+
+
+def test_unknowns_of_one_unit_are_damped_alike(rng):
+    J, r = torch.randn(30, 7, generator=rng, dtype=torch.float64), torch.randn(30, generator=rng, dtype=torch.float64)
+    J = J * torch.tensor([1.0, 10.0, 0.1, 1.0, 3.0, 1.0, 20.0], dtype=torch.float64)
+    normal, step = J.T @ J, DenseModel(NormalEquations.of(r, J), lambda w: J.T @ w, even=4).step(0.1)[0]
+    units = torch.cat([normal.diagonal()[:4].mean().expand(4), normal.diagonal()[4:]])
+    assert torch.allclose(step, -torch.linalg.solve(normal + 0.1 * torch.diag(units), J.T @ r), rtol=1e-10)

@@ -81,10 +81,16 @@ def test_the_better_half_goes_on_where_j_is_not_whole(images, memory_gib, race, 
     monkeypatch.setattr(WarmStart, "_towards", towards)
     monkeypatch.setattr(WarmStart, "costs", lambda self, points: points[:, 0])
     points = [torch.tensor([1.0, 0.8]), torch.tensor([2.0, 0.7]), *(torch.tensor([5.0 + k, 0.9]) for k in range(6))]
-    ends = warm_start_of(images, memory_gib, cpu).race(points)
+    warm_start = warm_start_of(images, memory_gib, cpu)
+    ends = warm_start.race(points)
     assert taken == race
     assert len(ends) == 8
     assert ends[0][1] == pytest.approx(0.8 if memory_gib == 4.0 else 0.7)
+    if memory_gib == 4.0:  # where the first led nowhere
+        others = warm_start.race_on(ends[1:])
+        assert taken[8:] == [6] * 4 + [12] * 2
+        assert sorted(float(end[1]) for end in others) == pytest.approx([0.7, *[0.9] * 6])
+        assert others[0][1] == pytest.approx(0.7)
 
 
 def test_a_point_that_explains_enough_ends_the_race(images, cpu):
@@ -137,5 +143,5 @@ def test_behind_noise_no_errors_name_labels(images, cpu):
 
 def test_the_race_counts_before_the_first_public_image(images, cpu):
     kinds = ["mean", "public", "public", "any_order"]
-    assert warm_start_of(images, 4.0, cpu).steps_of(kinds) == [0, 30 + RACERS * RACE, 30, 60]
+    assert warm_start_of(images, 4.0, cpu).steps_of(kinds) == [0, 30 + RACERS * RACE, 30 + 2 * RACERS * RACE, 60]
     assert warm_start_of(images, 0.025, cpu).steps_of(kinds) == [0, 30 + 3 * RACERS * RACE, 30, 0]

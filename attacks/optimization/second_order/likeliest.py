@@ -1,0 +1,65 @@
+"""Of the images that explain an update up to its own errors, the likeliest by a prior."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.optimization.second_order.levenberg_marquardt import DenseModel, LMState, NormalEquations, take_step
+from attacks.optimization.second_order.residual import Residual
+
+STEPS = 40
+"""At most: each has J whole in float64."""
+DAMPING = 1e-12
+"""At first: the image is near, and what is hardly told has little curvature."""
+LITTLE, PATIENCE = 1.0, 2
+"""Fall, in units of the errors' own variance, that no longer counts; so many steps without end it."""
+ALIKE = 2.0
+"""How much more ‖r‖² it may leave than the image from which it began: fewer unknowns follow the errors less."""
+
+
+def likeliest(
+    residual: Residual, z: Float[Tensor, " unknowns"], together: int, report: Callable[[float], None]
+) -> tuple[Float[Tensor, " unknowns"], float]:
+    """The mode of the posterior near z, in standard deviations of a prior, and ‖r‖² there.
+
+    A least-squares end follows the errors of what was shared along directions that it hardly tells, by many standard
+    deviations of the prior's images. Their variance is what is left of each number.
+
+    Args:
+        residual: of z; noise that a defense added has its own posterior.
+        together: columns of J that are computed at once.
+    """
+    numbers = max(1, int((residual.weights > 0).sum()))
+    state, left, stale = LMState(z, DAMPING), _left(residual, z), 0
+    for _ in range(STEPS):
+        std = math.sqrt(left / numbers)
+        before = left + float((std * state.x).square().sum())
+        take_step(state, partial(_rows, residual, std), partial(_model, residual, std, together))
+        left = _left(residual, state.x)
+        report(left)
+        stale = stale + 1 if before - state.cost < LITTLE * std**2 else 0
+        if state.ended or stale == PATIENCE:
+            break
+    return state.x, left
+
+
+def _rows(residual: Residual, std: float, z: Float[Tensor, " unknowns"]) -> Float[Tensor, " rows"]:
+    return torch.cat([residual(z), std * z])
+
+
+def _model(residual: Residual, std: float, together: int, z: Float[Tensor, " unknowns"]) -> DenseModel:
+    own = std * z
+    prior = NormalEquations(float(own.square().sum()), std**2 * torch.eye(len(z)).to(z), std * own)
+
+    def back(rows: Tensor) -> Tensor:
+        return residual.transposed(z, rows[: -len(z)]) + std * rows[-len(z) :]
+
+    return DenseModel(residual.normal(z, together) + prior, back, even=len(z))
+
+
+def _left(residual: Residual, z: Float[Tensor, " unknowns"]) -> float:
+    return float(residual(z).square().sum())
