@@ -88,13 +88,16 @@ class DenseModel:
 
     Args:
         back: Jᵀ of a vector.
+        even: so many of the first unknowns have one unit, as a prior's standard deviations have: D is the mean of their
+            diagonal, so that a damped step is short in that unit.
     """
 
-    def __init__(self, normal: NormalEquations, back: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, normal: NormalEquations, back: Callable[[Tensor], Tensor], even: int = 0) -> None:
         self.cost, self._back = normal.cost, back
         self._normal, self._slope = normal.matrix, normal.slope
         diagonal = self._normal.diagonal()
         least = max(MIN_DIAGONAL * float(diagonal.max()), torch.finfo(diagonal.dtype).tiny)
+        diagonal = torch.cat([diagonal[:even].mean().expand(even), diagonal[even:]])
         self._damped = torch.diag(diagonal.clamp(min=least))
         self._factors: tuple[float, Factors] | None = None
 

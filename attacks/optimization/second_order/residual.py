@@ -56,6 +56,13 @@ class Residual:
         found = self.weights * (torch.cat([tensor.flatten() for tensor in self.shared(x)]) - self.target)
         return found if self.before is None else torch.cat([found, self.before(x)])
 
+    def of(self, point: Callable[[Tensor], Tensor]) -> "Residual":
+        """Of unknowns that stand for these by a map."""
+        shared, before = self.shared, self.before
+        behind = None if before is None else lambda x: before(point(x))
+        rounds = tuple(one.of(point) for one in self.rounds)
+        return replace(self, shared=lambda x: shared(point(x)), before=behind, rounds=rounds)
+
     def pieces(self) -> Pieces:
         """The same, tensor by tensor."""
         return Pieces(self._tensors, self.weights, self.target)

@@ -18,10 +18,11 @@ from attacks.optimization.second_order.coordinates import first_order
 from attacks.optimization.second_order.ends import End, agreement, best_of
 from attacks.optimization.second_order.label_orders import label_orders
 from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, LMState, take_step
+from attacks.optimization.second_order.likeliest import ALIKE, likeliest
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
-from attacks.optimization.second_order.stages import Stage, make_plan
+from attacks.optimization.second_order.stages import Stage, make_plan, whole_together
 from attacks.optimization.second_order.starts import STARTS, Starts
 from attacks.optimization.second_order.warm_start import MUCH_NEARER, Trail, WarmStart
 from attacks.result import psnr_of
@@ -174,6 +175,8 @@ class _VictimSearch:
                 if self._settled():
                     break
                 self.near, self.stage, self.taken, self.state, self.number = 0, 0, 0, None, self.number + 1
+            if not kept:
+                self._make_likely()
             average = None if kept else self._average()
         if not self.ends and not self.rows:
             raise NotApplicable(f"none of its starts applies: {', '.join(self.settings.starts)}")
@@ -258,6 +261,22 @@ class _VictimSearch:
         cost = float(self.last(state.x).square().sum())
         if math.isfinite(cost):
             self.ends.append(End(cost, state.x))
+
+    def _make_likely(self) -> None:
+        """Of the images that explain the update as the best does, the likeliest; noise has a posterior of its own.
+
+        Where none explains it yet the best goes on so: a prior keeps it from what the update hardly tells.
+        """
+        varied = self.plan.varied
+        if varied is None or self.last.before is not None or not self.ends:
+            return
+        residual, z = self.plan.of_varied(self.last), varied.unknowns(self.plan.point(self.best.x))
+        together = whole_together(self.problem, len(z), self.task)
+        if together is None:
+            return
+        z, cost = likeliest(residual, z, together, self._followed)
+        if cost < self.best.cost or cost <= min(ALIKE * self.best.cost, self._doubt):
+            self.ends = [End(cost, z if self.plan.white else varied.point(z))]
 
     def _name(self, labels: Tensor | None, point: Tensor) -> None:
         """Other labels than a rule's, where a point explains far more of the update by the client's loss with them."""
@@ -400,6 +419,11 @@ class _VictimSearch:
         """A step before the search proper."""
         self.near += 1
         self._record(cost)
+
+    def _followed(self, cost: float) -> None:
+        """A step behind the search proper."""
+        self.rows.append({"step": float(len(self.rows)), "objective": cost})
+        self._tell(self._steps_until(len(self.near_steps)), {"objective": cost})
 
     def _record(self, cost: float) -> None:
         values = {"objective": cost, "start": float(self.number), "damping": self.state.damping if self.state else 0.0}

@@ -14,6 +14,7 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB, chunk_size, default_budget
 from attacks.optimization.second_order.coordinates import Frequencies
 from attacks.optimization.second_order.levenberg_marquardt import DenseModel, Linearised, NormalEquations
+from attacks.optimization.second_order.prior_directions import PriorDirections
 from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.read_directions import ReadDirections
 from attacks.optimization.second_order.residual import Residual, make_residuals, shape_of
@@ -65,7 +66,8 @@ class StagePlan:
         directions: along which the change of what was shared is held at once; of 1, less memory would change nothing.
         coarse: the first stage's residual in float32.
         by_products: of a residual and the same in float32, over all coordinates; None where J is whole.
-        white: J is whole and the unknowns are standard deviations of the prior's images.
+        varied: where J is whole and points are pixels, what varies among the prior's images.
+        white: the unknowns are those.
     """
 
     stages: list[Stage]
@@ -74,11 +76,16 @@ class StagePlan:
     directions: int
     coarse: Residual
     by_products: Callable[[Residual, Residual], MatrixFree] | None = None
+    varied: PriorDirections | ReadDirections | None = None
     white: bool = False
 
     @property
     def whole(self) -> bool:
         return self.by_products is None
+
+    def of_varied(self, residual: Residual) -> Residual:
+        """A residual of the unknowns as one of what varies."""
+        return residual if self.white or self.varied is None else residual.of(self.varied.point)
 
 
 def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePlan:
@@ -86,7 +93,7 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     count, numbers, room = math.prod(shape), sum(_sizes(problem)), memory_of(task)
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
-    read = ReadDirections.of(
+    read: ReadDirections | PriorDirections | None = ReadDirections.of(
         problem,
         prior,
         lambda: make_residuals(*given)[-1],
@@ -100,7 +107,10 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
         exact, coarse = (make_residuals(*given, point, dtype) for dtype in (torch.float64, torch.float32))
         pairs = zip(exact, coarse, strict=True)
         stages = [Stage(one, whole_model(one, rough, together)) for one, rough in pairs]
-        return StagePlan(stages, point, unknowns, varied, coarse[0], white=read is not None)
+        white = read is not None
+        if read is None and isinstance(problem.space, PixelSpace):
+            read = PriorDirections.of(problem.observation, prior, shape, task.device)
+        return StagePlan(stages, point, unknowns, varied, coarse[0], varied=read, white=white)
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
     unknowns = _same if frequencies is None else frequencies.coordinates
@@ -156,7 +166,7 @@ def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | N
     return chunk_size(columns, DIRECTION_BYTES * largest, (room - whole) / GIB)
 
 
-def whole_model(residual: Residual, coarse: Residual, together: int) -> Callable[[Tensor], DenseModel]:
+def whole_model(residual: Residual, coarse: Residual, together: int, even: int = 0) -> Callable[[Tensor], DenseModel]:
     """The linear model of a residual at a point, by J whole.
 
     By J in float32, for half the time, as long as the point explains little of what one round shared: ‖r‖² and its
@@ -164,6 +174,7 @@ def whole_model(residual: Residual, coarse: Residual, together: int) -> Callable
 
     Args:
         coarse: the residual in float32.
+        even: see `DenseModel`.
     """
 
     def equations(x: Tensor) -> NormalEquations:
@@ -175,7 +186,7 @@ def whole_model(residual: Residual, coarse: Residual, together: int) -> Callable
         normal = gram(coarse.jacobian(x.float(), together).T.double())
         return NormalEquations(float(r.square().sum()), normal, residual.transposed(x, r))
 
-    return lambda x: DenseModel(equations(x), lambda w: residual.transposed(x, w))
+    return lambda x: DenseModel(equations(x), lambda w: residual.transposed(x, w), even)
 
 
 def _same(x: Float[Tensor, " n"]) -> Float[Tensor, " n"]:

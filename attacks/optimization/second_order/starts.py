@@ -104,13 +104,20 @@ class Starts:
 
     def _near(self, rank: int) -> Tensor | None:
         """From public images towards the client's, those first from which a few steps explain the most."""
-        return self.warm_start.in_order(self._raced[rank], rank) if rank < len(self._raced) else None
+        raced = self._raced_on if rank and self.warm_start.plan.whole else self._raced
+        return self.warm_start.in_order(raced[rank], rank) if rank < len(raced) else None
 
     @cached_property
     def _raced(self) -> list[Float[Tensor, " n"]]:
         """Where a few steps from each of the nearest public images end, the one that explains the most first."""
         points = [point for rank in range(max(RACERS, len(self.seeds))) if (point := self._nearest(rank)) is not None]
         return [*self.warm_start.race(points[:RACERS]), *points[RACERS:]] if points else []
+
+    @cached_property
+    def _raced_on(self) -> list[Float[Tensor, " n"]]:
+        """The same, where the first led nowhere: the others by more steps."""
+        first, others, rest = self._raced[:1], self._raced[1:RACERS], self._raced[RACERS:]
+        return [*first, *self.warm_start.race_on(others), *rest]
 
     def _nearest(self, rank: int) -> Tensor | None:
         """Public images whose update is like the client's: for each image of the batch the one of this rank."""

@@ -1,6 +1,7 @@
 """A start that leaves open which patch is where, for models whose update hardly tells the order."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,9 +29,12 @@ class SoftPermutation:
 
     known_logits: KnownLogits
     roles: ViTRoles
+    point: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of(cls, known_logits: KnownLogits, roles: ViTRoles) -> "SoftPermutation | None":
+    def of(
+        cls, known_logits: KnownLogits, roles: ViTRoles, point: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> "SoftPermutation | None":
         """None for several images, where patches have no learnable position each, or tokens span all positions do."""
         name, grid = roles.pos_embed, roles.grid
         if name is None or roles.patch_weight is None or grid is None or roles.patch is None:
@@ -43,7 +47,7 @@ class SoftPermutation:
             or set(known_logits.residual.names) <= {name}
         ):
             return None
-        found = cls(known_logits, roles)
+        found = cls(known_logits, roles, point)
         if name not in known_logits.state:
             return None
         width, pixels = found._weight.shape
@@ -82,7 +86,7 @@ class SoftPermutation:
         return torch.cat([x, torch.eye(len(self._positions)).to(x).flatten()])
 
     def pixels(self, u: Float[Tensor, " unknowns"]) -> Float[Tensor, " pixels"]:
-        return u[: -(len(self._positions) ** 2)]
+        return self.point(u[: -(len(self._positions) ** 2)])
 
     def placed(self, u: Float[Tensor, " unknowns"], shape: tuple[int, ...]) -> Float[Tensor, " pixels"]:
         """The image with each patch where its positions are the nearest; as it is where patches do not cover it."""

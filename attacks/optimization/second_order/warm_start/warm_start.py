@@ -61,15 +61,26 @@ class WarmStart:
         return KnownLogits.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
 
     def steps_of(self, kinds: Sequence[str]) -> list[int]:
-        """Those that come near before each start, at most; the first from a public image has the race before it."""
+        """Those that come near before each start, at most; a race is before the first from a public image.
+
+        Where J is whole what it goes on by is before the second.
+        """
         if not isinstance(self.problem.space, PixelSpace):
             return [0] * len(kinds)
         times = {"public": 1, "any_order": MORE_STEPS if self.plan.whole else 0}
         steps = [times.get(kind, 0) * self.steps for kind in kinds]
-        if "public" in kinds:
-            rounds = 1 if self.plan.whole else int(math.log2(RACERS))  # of halves
-            steps[list(kinds).index("public")] += RACERS * RACE * rounds
+        public = [place for place, kind in enumerate(kinds) if kind == "public"]
+        more = int(math.log2(RACERS)) - 1  # rounds
+        for place, rounds in zip(public, (1, more) if self.plan.whole else (1 + more,), strict=False):
+            steps[place] += RACERS * RACE * rounds
         return steps
+
+    def _point(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, " n"]:
+        """Of the problem's space, flat."""
+        return (self.plan.varied or self.plan).point(x)
+
+    def _unknowns(self, point: Float[Tensor, " n"]) -> Float[Tensor, " unknowns"]:
+        return (self.plan.varied or self.plan).unknowns(point)
 
     @property
     def knows_errors(self) -> bool:
@@ -91,14 +102,14 @@ class WarmStart:
         """
         if self.free_errors is None or self._noisy:
             return None
-        labels, left = self.free_errors.labels(self.plan.unknowns(point))
+        labels, left = self.free_errors.labels(self._unknowns(point))
         return labels if left <= self._enough(self.free_errors.residual) else None
 
     def left(self, points: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
         """‖r‖² of each point, with the errors of logits that fit it best where they are not known."""
         if self.free_errors is None:
             return self.costs(points)
-        found = self.free_errors.left(torch.stack([self.plan.unknowns(point) for point in points]))
+        found = self.free_errors.left(torch.stack([self._unknowns(point) for point in points]))
         return found.nan_to_num(nan=math.inf, posinf=math.inf)
 
     def costs(self, points: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
@@ -107,7 +118,7 @@ class WarmStart:
         Where J is whole as many points at once as it has columns at once.
         """
         x = torch.stack([self.plan.unknowns(point) for point in points])
-        residual, together = self._residual, whole_together(self.problem, x.shape[1], self.task)
+        residual, together = self._own_residual, whole_together(self.problem, x.shape[1], self.task)
         if together is None:
             found = torch.stack([residual(one).square().sum() for one in x])
         else:
@@ -117,26 +128,42 @@ class WarmStart:
     def race(self, points: Sequence[Float[Tensor, " n"]]) -> list[Float[Tensor, " n"]]:
         """A few steps from each, the one that then explains the most first; as they are for several rounds.
 
-        Where J is not whole the better half goes on by twice as many steps, until one is left (successive halving,
-        Jamieson and Talwalkar 2016): the first steps do not tell there which start ends at the image.
+        Where J is not whole the race goes on at once (`race_on`): the first steps do not tell there which start ends at
+        the image.
 
         One that explains enough ends the race, but behind noise, where a wrong image may: the others stay as they are.
         """
         if self._as_it_is or len(points) == 1:
             return list(points)
-        racing, out, steps = list(points), list[Tensor](), RACE
-        while True:
-            ends: list[Float[Tensor, " n"]] = []
-            for place, point in enumerate(racing):
-                end, enough = self._gone(f"race/{steps}/{place}", point, steps, 1.0, self._by_products)
-                if enough and not self._noisy:
-                    return [end, *ends, *racing[place + 1 :], *out]
-                ends.append(end)
-            ends = [ends[int(place)] for place in self.left(torch.stack(ends)).argsort(stable=True)]
-            half = max(1, len(ends) // 2)
-            if self.plan.whole or half == 1:
-                return [*ends, *out]
-            racing, out, steps = ends[:half], [*ends[half:], *out], 2 * steps
+        ends, enough = self._round(points, RACE)
+        return ends if enough or self.plan.whole else self.race_on(ends)
+
+    def race_on(self, ends: Sequence[Float[Tensor, " n"]]) -> list[Float[Tensor, " n"]]:
+        """The better half by twice as many steps, until two are left (successive halving, Jamieson and Talwalkar 2016).
+
+        Args:
+            ends: of a race, in its order.
+        """
+        if self._as_it_is:
+            return list(ends)
+        racing, out, steps = list(ends), list[Tensor](), RACE
+        while len(racing) > 2:
+            half, steps = (len(racing) + 1) // 2, 2 * steps
+            racing, out = racing[:half], [*racing[half:], *out]
+            racing, enough = self._round(racing, steps)
+            if enough:
+                break
+        return [*racing, *out]
+
+    def _round(self, points: Sequence[Float[Tensor, " n"]], steps: int) -> tuple[list[Float[Tensor, " n"]], bool]:
+        """Of a race: its ends by how much they explain, or the one that explains enough and the others as they are."""
+        ends: list[Float[Tensor, " n"]] = []
+        for place, point in enumerate(points):
+            end, enough = self._gone(f"race/{steps}/{place}", point, steps, 1.0, self._by_products)
+            if enough and not self._noisy:
+                return [end, *ends, *points[place + 1 :]], True
+            ends.append(end)
+        return [ends[int(place)] for place in self.left(torch.stack(ends)).argsort(stable=True)], False
 
     def in_order(self, point: Float[Tensor, " n"], rank: int = 0) -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.
@@ -172,15 +199,13 @@ class WarmStart:
     def _towards(
         self, point: Float[Tensor, " n"], steps: int, with_prior: float, system: MatrixFree | None
     ) -> tuple[Float[Tensor, " n"], bool]:
-        x, pixels = self.plan.unknowns(point), self.plan.point
+        x, pixels = self._unknowns(point), self._point
         together, free, count = whole_together(self.problem, len(x), self.task), self.free_errors, len(x)
         if together is not None:
             residual, coarse = self._residual, self._coarse
             if free is not None and self._coarse_errors is not None:
                 residual, coarse, x = free.free, self._coarse_errors.free, free.begin(x)
-            end, reached = self._descend(
-                residual, coarse, x, lambda u: self._prior_rows(u[:count]), together, steps, with_prior
-            )
+            end, reached = self._descend(residual, coarse, x, lambda u: u[:count], together, steps, with_prior, count)
             return pixels(end[:count]), reached
         assert system is not None
         residual = self._residual
@@ -199,26 +224,37 @@ class WarmStart:
             fading: with a prior of images on the patches in the order in which they stand.
         """
         order, coarse = (
-            None if known is None else SoftPermutation.of(known, self.problem.observation.roles)
+            None if known is None else SoftPermutation.of(known, self.problem.observation.roles, self._point)
             for known in (self.known_logits, self._coarse_logits)
         )
         if order is None or coarse is None:
             return None
-        shape, begin = shape_of(self.problem), order.begin(point)
+        x = self._unknowns(point)
+        shape, begin, count = shape_of(self.problem), order.begin(x), len(x)
         together = whole_together(self.problem, len(begin), self.task)
         if together is None:
             return None
         residual, steps = order.free(shape), MORE_STEPS * self.steps
 
         def prior(u: Tensor) -> Tensor:
-            return self._whitened(order.pixels(u))
+            return u[:count]
 
-        end, _ = self._descend(residual, coarse.free(shape), begin, prior if fading else None, together, steps)
+        end, _ = self._descend(
+            residual, coarse.free(shape), begin, prior if fading else None, together, steps, even=count
+        )
         return order.placed(end, shape)
 
     @property
-    def _residual(self) -> Residual:
+    def _own_residual(self) -> Residual:
         """Of the plan's unknowns."""
+        known, residual = self.known_logits, self.plan.stages[0].residual
+        if known is None or known.errors is None:
+            return residual
+        return known.images(lambda x: self.plan.point(x).view(self._shape))
+
+    @property
+    def _residual(self) -> Residual:
+        """Of the unknowns of this warm start."""
         return self._of_unknowns(self.known_logits, self.plan.stages[0].residual)
 
     @property
@@ -245,7 +281,9 @@ class WarmStart:
         return FreeErrors.of(self.problem, self.plan.coarse, *given)
 
     def _of_unknowns(self, known_logits: KnownLogits | None, residual: Residual) -> Residual:
-        return residual if known_logits is None else known_logits.images(self._images)
+        if known_logits is not None and known_logits.errors is not None:
+            return known_logits.images(self._images)
+        return self.plan.of_varied(residual)
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -253,15 +291,7 @@ class WarmStart:
 
     def _images(self, x: Tensor) -> Float[Tensor, "batch c h w"]:
         """As the model reads them, of the plan's unknowns."""
-        return self.plan.point(x).view(self._shape)
-
-    def _prior_rows(self, x: Tensor) -> Float[Tensor, " rows"]:
-        """Of the plan's unknowns, which may be standard deviations of the prior's images."""
-        return x if self.plan.white else self._whitened(x)
-
-    def _whitened(self, pixels: Tensor) -> Float[Tensor, " rows"]:
-        images = pixels.view(self._shape)
-        return self.prior.whitened(self.problem.observation.to_unit_range(images)).flatten()
+        return self._point(x).view(self._shape)
 
     def _enough(self, residual: Residual) -> float:
         """‖r‖² at which an update is explained; noise leaves its own energy and hardly more."""
@@ -280,11 +310,12 @@ class WarmStart:
         together: int,
         steps: int,
         with_prior: float = WITH_PRIOR,
+        even: int = 0,
     ) -> tuple[Tensor, bool]:
         """With J whole, `together` of its columns at a time."""
 
         def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
-            return whole_model(held, held_by_prior(coarse, prior, weight), together)
+            return whole_model(held, held_by_prior(coarse, prior, weight), together, even)
 
         enough = self._enough(residual)
         return descend_with_fading(residual, prior, x, steps, linearised, self.report, enough, with_prior)

@@ -1,5 +1,6 @@
 """Where a search starts: public images above all."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -80,10 +81,17 @@ def last_block(digits):
     return seen.with_public_images(images[1000:1200], labels[1000:1200])
 
 
-def test_a_trained_vits_last_block_gives_a_digit_from_public_ones_and_not_from_their_mean(digits, last_block, two_race):
+def test_a_trained_vits_last_block_gives_a_digit_from_public_ones(digits, last_block, two_race):
     """Away from the image a trained model's own loss has a gradient a thousand times the client's."""
     image = digits[0][:1]
     assert decibels(attacked(last_block, steps=6, restarts=3, starts=["public"]).images, image) > 50
+
+
+def test_a_search_that_its_steps_cut_short_goes_on_with_the_prior(digits, last_block, monkeypatch):
+    """From the mean four steps lead nowhere."""
+    image = digits[0][:1]
+    assert decibels(attacked(last_block, steps=4, starts=["mean"]).images, image) > 50
+    monkeypatch.setattr("attacks.optimization.second_order.search.likeliest", lambda residual, z, *_: (z, math.inf))
     assert decibels(attacked(last_block, steps=4, starts=["mean"]).images, image) < 20
 
 
@@ -194,7 +202,7 @@ def test_two_starts_that_come_to_the_same_image_are_enough(mlp, digits, two_race
     result = fedsim.attack(GaussNewton(search, budget=Budget(frames=0, save_every=0)), seen)
     assert result.certificate.values["explained"] == 0.0
     assert decibels(result.images, images[1:2]) > 60
-    assert {row["start"] for row in result.trace} == {0.0, 1.0}
+    assert {row["start"] for row in result.trace if "start" in row} == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("stated", [False, True])
@@ -208,7 +216,7 @@ def test_an_image_that_is_explained_tells_its_label_but_where_labels_are_stated(
     task = SearchTask([replace(problem, stated=stated)], SquaredL2(), "gradient", Budget(frames=0, save_every=0), cpu)
     (found,) = search.run(task, [rng])
     assert found.labels.tolist() == (labels + 3 if stated else labels).tolist()
-    assert (decibels(seen.to_unit_range(found.images), images) > 25) == (not stated)
+    assert (decibels(seen.to_unit_range(found.images), images) > 20) == (not stated)
 
 
 def test_a_killed_search_goes_on_with_the_name_that_it_found(digits, cpu, two_race):
@@ -247,7 +255,7 @@ def test_a_name_that_the_clients_own_loss_does_not_bear_out_is_none(mlp, digits,
     task = SearchTask([problem], SquaredL2(), "gradient", Budget(frames=0, save_every=0), cpu)
     (found,) = search.run(task, [rng])
     assert found.labels.tolist() == labels.tolist()
-    assert {row["start"] for row in found.trace} == {0.0, 1.0}
+    assert {row["start"] for row in found.trace if "start" in row} == {0.0, 1.0}
 
 
 def test_a_name_that_was_refused_is_not_tried_again(mlp, digits, cpu, rng, monkeypatch):
