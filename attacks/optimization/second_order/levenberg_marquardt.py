@@ -162,7 +162,10 @@ def second_derivative(
 
 @dataclass(frozen=True)
 class Factors:
-    """LU of a matrix scaled to a unit diagonal: tensors of other sizes than pixels would spoil it."""
+    """LU of a matrix scaled to a unit diagonal: tensors of other sizes than pixels would spoil it.
+
+    Of a singular one steps are no numbers, and refused.
+    """
 
     scale: Float[Tensor, " n"]
     lu: Float[Tensor, "n n"]
@@ -171,7 +174,7 @@ class Factors:
     @classmethod
     def of(cls, matrix: Float[Tensor, "n n"]) -> "Factors":
         scale = matrix.diagonal().clamp(min=torch.finfo(matrix.dtype).tiny).rsqrt()
-        return cls(scale, *torch.linalg.lu_factor(scale[:, None] * matrix * scale[None]))
+        return cls(scale, *torch.linalg.lu_factor_ex(scale[:, None] * matrix * scale[None])[:2])
 
     def solve(self, right: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         found: Tensor = self.scale * torch.linalg.lu_solve(self.lu, self.pivots, (self.scale * right)[:, None])[:, 0]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.optimization.second_order.levenberg_marquardt import DenseModel, LMState, NormalEquations, take_step
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual import ROUNDINGS, Residual
 
 STEPS = 40
 """At most: each has J whole in float64."""
@@ -17,26 +17,31 @@ DAMPING = 1e-12
 """At first: the image is near, and what is hardly told has little curvature."""
 LITTLE, PATIENCE = 1.0, 2
 """Fall, in units of the errors' own variance, that no longer counts; so many steps without end it."""
+LEAST_VARIANCE = 1.0 / ROUNDINGS**2
+"""Of a number, in units of its error: one rounding."""
 ALIKE = 2.0
 """How much more ‖r‖² it may leave than the image from which it began: fewer unknowns follow the errors less."""
 
 
 def likeliest(
     residual: Residual, z: Float[Tensor, " unknowns"], together: int, report: Callable[[float], None]
-) -> tuple[Float[Tensor, " unknowns"], float]:
-    """The mode of the posterior near z, in standard deviations of a prior, and ‖r‖² there.
+) -> Float[Tensor, " unknowns"]:
+    """The mode of the posterior near z, in standard deviations of a prior.
 
     A least-squares end follows the errors of what was shared along directions that it hardly tells, by many standard
-    deviations of the prior's images. Their variance is what is left of each number.
+    deviations of the prior's images. Each number's error is as modelled, but for a factor that is common to all: what
+    the unknowns do not absorb of ‖r‖² tells it, between one rounding and those that `Residual` allows for.
 
     Args:
         residual: of z; noise that a defense added has its own posterior.
         together: columns of J that are computed at once.
+        report: is told ‖r‖² after each step, in units of the errors.
     """
-    numbers = max(1, int((residual.weights > 0).sum()))
+    residual = residual.by_errors()
+    free = max(1, int((residual.weights > 0).sum()) - len(z))
     state, left, stale = LMState(z, DAMPING), _left(residual, z), 0
     for _ in range(STEPS):
-        std = math.sqrt(left / numbers)
+        std = math.sqrt(max(left / free, LEAST_VARIANCE))
         before = left + float((std * state.x).square().sum())
         take_step(state, partial(_rows, residual, std), partial(_model, residual, std, together))
         left = _left(residual, state.x)
@@ -44,7 +49,7 @@ def likeliest(
         stale = stale + 1 if before - state.cost < LITTLE * std**2 else 0
         if state.ended or stale == PATIENCE:
             break
-    return state.x, left
+    return state.x
 
 
 def _rows(residual: Residual, std: float, z: Float[Tensor, " unknowns"]) -> Float[Tensor, " rows"]:

@@ -9,8 +9,11 @@ from torch import Tensor
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.observation import Observation
 
-VARIES = 1.0 / 256.0
-"""Standard deviation of a coefficient: what varies less stays at its mean, as the colours of gray images do."""
+VARIES, SHARE = 1.0 / 256.0, 0.01
+"""Standard deviation of a coefficient, and its share of the largest: what varies less than either stays at its mean, as
+the colours of gray images do."""
+TOGETHER = 256
+"""Coefficients whose patterns are held at once."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,14 @@ class PriorDirections:
     def of(
         cls, observation: Observation, prior: ImagePrior, shape: tuple[int, ...], device: torch.device
     ) -> "PriorDirections":
-        noise = torch.eye(torch.Size(shape[1:]).numel(), dtype=torch.float64, device=device).view(-1, *shape[1:])
-        std = (prior.coloured(noise) - prior.coloured(torch.zeros_like(noise[:1]))).flatten(1).norm(dim=1)
-        varies = std > VARIES
-        return cls(observation, prior, shape, (varies if varies.any() else std > 0.0).nonzero()[:, 0])
+        middle = prior.coloured(torch.zeros((1, *shape[1:]), dtype=torch.float64, device=device))
+        pixels, found = middle.numel(), []
+        for begin in range(0, pixels, TOGETHER):
+            noise = torch.zeros(min(TOGETHER, pixels - begin), pixels, dtype=torch.float64, device=device)
+            noise.diagonal(begin).fill_(1.0)
+            found.append((prior.coloured(noise.view(-1, *shape[1:])) - middle).flatten(1).norm(dim=1))
+        std = torch.cat(found)
+        return cls(observation, prior, shape, (std > min(VARIES, SHARE * float(std.max()))).nonzero()[:, 0])
 
     @property
     def count(self) -> int:

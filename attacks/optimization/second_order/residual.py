@@ -41,6 +41,7 @@ class Residual:
         weights: W, one for each shared number.
         names: of the tensors, in their order.
         floor: ‖r‖² that the errors of what was shared leave at the true image, about.
+        errors: of each number that leaves them, in units of its row; None: each leaves 1.
         rounds: the same rows in parts, one for each of several rounds; the first has the prior's.
     """
 
@@ -49,6 +50,7 @@ class Residual:
     weights: Float[Tensor, " numbers"]
     floor: float
     names: tuple[str, ...] = ()
+    errors: Float[Tensor, " numbers"] | None = None
     before: Callable[[Tensor], Tensor] | None = None
     rounds: tuple["Residual", ...] = ()
 
@@ -62,6 +64,14 @@ class Residual:
         behind = None if before is None else lambda x: before(point(x))
         rounds = tuple(one.of(point) for one in self.rounds)
         return replace(self, shared=lambda x: shared(point(x)), before=behind, rounds=rounds)
+
+    def by_errors(self) -> "Residual":
+        """Each row in units of its number's error."""
+        if self.errors is None:
+            return self
+        weights = torch.where(self.errors > 0.0, self.weights / self.errors, 0.0)
+        rounds = tuple(one.by_errors() for one in self.rounds)
+        return replace(self, weights=weights, floor=float((weights > 0.0).sum()), errors=None, rounds=rounds)
 
     def pieces(self) -> Pieces:
         """The same, tensor by tensor."""
@@ -129,7 +139,12 @@ def make_residuals(
     if not noisy and not any(one.moved for one in rounds):
         return [_together(each)]
     weighed = [
-        replace(by_norm, weights=torch.where(one.error > TINY, 1.0 / one.error, 0.0).to(dtype), floor=float(one.told))
+        replace(
+            by_norm,
+            weights=torch.where(one.error > TINY, 1.0 / one.error, 0.0).to(dtype),
+            floor=float(one.told),
+            errors=None,
+        )
         for one, by_norm in zip(rounds, each, strict=True)
     ]
     if noisy:
@@ -138,8 +153,9 @@ def make_residuals(
 
 
 def _by_norm(one: "_Round", images: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Residual:
-    floor = float((one.weights * one.error).square().sum())
-    return Residual(lambda x: one.shared(images(x)), one.target.to(dtype), one.weights.to(dtype), floor, one.names)
+    errors = one.weights * one.error
+    target, weights, floor = one.target.to(dtype), one.weights.to(dtype), float(errors.square().sum())
+    return Residual(lambda x: one.shared(images(x)), target, weights, floor, one.names, errors.to(dtype))
 
 
 def _together(each: Sequence[Residual]) -> Residual:
@@ -152,6 +168,7 @@ def _together(each: Sequence[Residual]) -> Residual:
         torch.cat([one.weights for one in each]),
         sum(one.floor for one in each),
         tuple(dict.fromkeys(name for one in each for name in one.names)),
+        None if each[0].errors is None else torch.cat([one.errors for one in each if one.errors is not None]),
         each[0].before,
         tuple(each),
     )

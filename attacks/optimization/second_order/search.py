@@ -19,6 +19,7 @@ from attacks.optimization.second_order.ends import End, agreement, best_of
 from attacks.optimization.second_order.label_orders import label_orders
 from attacks.optimization.second_order.levenberg_marquardt import LEAST_FALL, PATIENCE, LMState, take_step
 from attacks.optimization.second_order.likeliest import ALIKE, likeliest
+from attacks.optimization.second_order.likeliest import STEPS as FOLLOWING
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
@@ -62,8 +63,9 @@ class LevenbergMarquardt(Search):
             server's own images the one whose update is the likest), `any_order` (that one, then the
             mean, with the places of patches searched for as well), `mean`, `prior` (a draw of it).
         restarts: how many public images and draws of the prior are tried.
-        prior: of images: for starts, for what a narrow model does not read of them, and behind noise for the result.
-            None: that of public images where the server has any, else a smooth one around gray.
+        prior: of images: for starts, for what a narrow model does not read of them or an update hardly tells, and
+            behind noise for the result. None: that of public images where the server has any, else a smooth one around
+            gray.
         max_unknowns: numbers of all images together, three to a colour pixel; more are refused.
         first_order: steps of Adam before each start that draws, where J is not computed whole.
         draws: from the posterior, at most, whose mean is the result behind noise; 0, or where J is not computed whole:
@@ -152,6 +154,7 @@ class _VictimSearch:
         self.near_steps: list[int] = []
         self.near, self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, 0, math.inf
         self.state: LMState | None = None
+        self.followed = 0
         self.trail = Trail()
         self.refused: list[list[int]] = []
         self.rows: list[dict[str, float]] = []
@@ -274,9 +277,11 @@ class _VictimSearch:
         together = whole_together(self.problem, len(z), self.task)
         if together is None:
             return
-        z, cost = likeliest(residual, z, together, self._followed)
-        if cost < self.best.cost or cost <= min(ALIKE * self.best.cost, self._doubt):
-            self.ends = [End(cost, z if self.plan.white else varied.point(z))]
+        z = likeliest(residual, z, together, self._followed)
+        cost, best = float(residual(z).square().sum()), self.best
+        if cost < best.cost or cost <= min(ALIKE * best.cost, self._doubt):
+            others = [end for end in self.ends if end is not best and end.cost > cost]
+            self.ends = [End(cost, z if self.plan.white else varied.point(z)), *others]
 
     def _name(self, labels: Tensor | None, point: Tensor) -> None:
         """Other labels than a rule's, where a point explains far more of the update by the client's loss with them."""
@@ -421,9 +426,11 @@ class _VictimSearch:
         self._record(cost)
 
     def _followed(self, cost: float) -> None:
-        """A step behind the search proper."""
-        self.rows.append({"step": float(len(self.rows)), "objective": cost})
-        self._tell(self._steps_until(len(self.near_steps)), {"objective": cost})
+        """A step behind the search proper, by ‖r‖² in units of its errors."""
+        self.followed += 1
+        values = {"followed": cost} if math.isfinite(cost) else {}
+        self.rows.append({"step": float(len(self.rows)), **values})
+        self._tell(self._steps_until(len(self.near_steps)) + self.followed, values)
 
     def _record(self, cost: float) -> None:
         values = {"objective": cost, "start": float(self.number), "damping": self.state.damping if self.state else 0.0}
@@ -442,7 +449,8 @@ class _VictimSearch:
         self.task.session.progress(number * self._total() + done, count * self._total(), values)
 
     def _total(self) -> int:
-        return self._steps_until(len(self.near_steps)) + self._draws // DRAWS_A_STEP
+        last = self._draws // DRAWS_A_STEP if self._draws else FOLLOWING * (self.plan.varied is not None)
+        return self._steps_until(len(self.near_steps)) + last
 
     def _steps_until(self, start: int) -> int:
         """Steps of all starts before this one, at most."""

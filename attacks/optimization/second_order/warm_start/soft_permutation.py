@@ -25,6 +25,9 @@ class SoftPermutation:
     But for the position embedding's own gradient, what a transformer shares is the same for every order of its tokens.
     So each order of the right patches solves this one, and P then says where each belongs, by what it makes of
     positions outside the range of W.
+
+    Attributes:
+        point: the image's pixels, flat, of z.
     """
 
     known_logits: KnownLogits
@@ -62,7 +65,7 @@ class SoftPermutation:
         return self.known_logits.state[str(self.roles.pos_embed)].flatten(0, -2)[self.roles.embedded_prefix_tokens :]
 
     def free(self, shape: tuple[int, ...]) -> Residual:
-        """The residual of the pixels, then P, flat; without the position embedding's gradient, which knows places."""
+        """The residual of z, then P, flat; without the position embedding's gradient, which knows places."""
         name, known_logits = str(self.roles.pos_embed), self.known_logits
         whole, weights = known_logits.residual, known_logits.victim.params
         names = [one for one in whole.names if one != name]
@@ -79,9 +82,9 @@ class SoftPermutation:
             return torch.cat([sums, known_logits.rows(self.pixels(u).view(shape), {name: self._moved(P)})])
 
         kept = kept.to(whole.target.device)
-        return Residual(shared, whole.target[kept], whole.weights[kept], whole.floor, tuple(names), before)
+        return Residual(shared, whole.target[kept], whole.weights[kept], whole.floor, tuple(names), before=before)
 
-    def begin(self, x: Float[Tensor, " pixels"]) -> Float[Tensor, " unknowns"]:
+    def begin(self, x: Float[Tensor, " varied"]) -> Float[Tensor, " unknowns"]:
         """The image's patches where they are."""
         return torch.cat([x, torch.eye(len(self._positions)).to(x).flatten()])
 

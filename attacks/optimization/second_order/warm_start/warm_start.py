@@ -142,11 +142,11 @@ class WarmStart:
         """The better half by twice as many steps, until two are left (successive halving, Jamieson and Talwalkar 2016).
 
         Args:
-            ends: of a race, in its order.
+            ends: of a race.
         """
-        if self._as_it_is:
+        if self._as_it_is or not ends:
             return list(ends)
-        racing, out, steps = list(ends), list[Tensor](), RACE
+        racing, out, steps = self._ranked(ends), list[Tensor](), RACE
         while len(racing) > 2:
             half, steps = (len(racing) + 1) // 2, 2 * steps
             racing, out = racing[:half], [*racing[half:], *out]
@@ -163,7 +163,11 @@ class WarmStart:
             if enough and not self._noisy:
                 return [end, *ends, *points[place + 1 :]], True
             ends.append(end)
-        return [ends[int(place)] for place in self.left(torch.stack(ends)).argsort(stable=True)], False
+        return self._ranked(ends), False
+
+    def _ranked(self, points: Sequence[Float[Tensor, " n"]]) -> list[Float[Tensor, " n"]]:
+        """The one that explains the most first."""
+        return [points[int(place)] for place in self.left(torch.stack(list(points))).argsort(stable=True)]
 
     def in_order(self, point: Float[Tensor, " n"], rank: int = 0) -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.
@@ -290,7 +294,7 @@ class WarmStart:
         return (self.problem.count, *self.problem.observation.image_shape)
 
     def _images(self, x: Tensor) -> Float[Tensor, "batch c h w"]:
-        """As the model reads them, of the plan's unknowns."""
+        """As the model reads them, of the unknowns of this warm start."""
         return self._point(x).view(self._shape)
 
     def _enough(self, residual: Residual) -> float:

@@ -16,6 +16,7 @@ from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.attack import _of_own_model
 from attacks.optimization.second_order.ends import End
 from attacks.optimization.second_order.label_orders import MAX_ORDERS, label_orders
+from attacks.optimization.second_order.likeliest import STEPS
 from attacks.optimization.second_order.residual import make_residuals
 from attacks.optimization.second_order.search import _VictimSearch
 from attacks.session import Session
@@ -253,9 +254,10 @@ def test_ends_that_disagree_draw_the_result_to_the_mean_and_the_right_one_stays(
     settings = {"starts": ["prior"], "restarts": 3, "frames": 0, "prior": None}
     right = solved(seen, **settings)
     assert right.certificate.values["trust"] == 1.0
-    found = solved(replace(seen, update=wrong), **settings)
-    assert found.certificate.values["explained"] == 0.0
-    assert 0.0 < found.certificate.values["trust"] < 0.99
+    for steps in (3, 40):  # the best goes on behind three, and the others still speak against it
+        found = solved(replace(seen, update=wrong), **{**settings, "steps": steps})
+        assert found.certificate.values["explained"] == 0.0
+        assert 0.0 < found.certificate.values["trust"] < 0.99
     apart = (found.images.double() - public.mean).norm()
     assert float(apart) < float((right.images.double() - public.mean).norm())
 
@@ -345,7 +347,7 @@ def test_it_says_how_far_it_is(model, images):
     attack.session = Told()
     _run(attack, seen)
     assert attack.session.told
-    assert all(0 < done <= total == 7 for done, total in attack.session.told)
+    assert all(0 < done <= total == 7 + STEPS for done, total in attack.session.told)
 
 
 @pytest.mark.parametrize("dies_at", [1, 2])
