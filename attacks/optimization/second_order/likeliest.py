@@ -13,7 +13,7 @@ from attacks.optimization.second_order.residual import ROUNDINGS, Residual
 
 STEPS = 40
 """At most: each has J whole in float64."""
-DAMPING = 1e-12
+DAMPING = 1e-16
 """At first: the image is near, and what is hardly told has little curvature."""
 LITTLE, PATIENCE = 1.0, 2
 """Fall, in units of the errors' own variance, that no longer counts; so many steps without end it."""
@@ -30,7 +30,7 @@ def likeliest(
 
     A least-squares end follows the errors of what was shared along directions that it hardly tells, by many standard
     deviations of the prior's images. Each number's error is as modelled, but for a factor that is common to all: what
-    the unknowns do not absorb of ‖r‖² tells it, between one rounding and those that `Residual` allows for.
+    is left of ‖r‖² tells it, but for what the unknowns absorb; one rounding at least.
 
     Args:
         residual: of z; noise that a defense added has its own posterior.
@@ -38,7 +38,8 @@ def likeliest(
         report: is told ‖r‖² after each step, in units of the errors.
     """
     residual = residual.by_errors()
-    free = max(1, int((residual.weights > 0).sum()) - len(z))
+    numbers = max(1, int((residual.weights > 0).sum()))
+    free = max(numbers - len(z), numbers / 2)
     state, left, stale = LMState(z, DAMPING), _left(residual, z), 0
     for _ in range(STEPS):
         std = math.sqrt(max(left / free, LEAST_VARIANCE))

@@ -41,7 +41,7 @@ class Residual:
         weights: W, one for each shared number.
         names: of the tensors, in their order.
         floor: ‖r‖² that the errors of what was shared leave at the true image, about.
-        errors: of each number that leaves them, in units of its row; None: each leaves 1.
+        errors: of each number that leaves them, in units of its row; None: each leaves 1. Of float64 alone.
         rounds: the same rows in parts, one for each of several rounds; the first has the prior's.
     """
 
@@ -155,7 +155,8 @@ def make_residuals(
 def _by_norm(one: "_Round", images: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Residual:
     errors = one.weights * one.error
     target, weights, floor = one.target.to(dtype), one.weights.to(dtype), float(errors.square().sum())
-    return Residual(lambda x: one.shared(images(x)), target, weights, floor, one.names, errors.to(dtype))
+    held = errors if dtype == torch.float64 else None
+    return Residual(lambda x: one.shared(images(x)), target, weights, floor, one.names, held)
 
 
 def _together(each: Sequence[Residual]) -> Residual:

@@ -22,7 +22,7 @@ from attacks.optimization.second_order.likeliest import ALIKE, likeliest
 from attacks.optimization.second_order.likeliest import STEPS as FOLLOWING
 from attacks.optimization.second_order.posterior import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.products import MatrixFree
-from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, shape_of
+from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, ROUNDINGS, shape_of
 from attacks.optimization.second_order.stages import Stage, make_plan, whole_together
 from attacks.optimization.second_order.starts import STARTS, Starts
 from attacks.optimization.second_order.warm_start import MUCH_NEARER, Trail, WarmStart
@@ -279,9 +279,11 @@ class _VictimSearch:
             return
         z = likeliest(residual, z, together, self._followed)
         cost, best = float(residual(z).square().sum()), self.best
-        if cost < best.cost or cost <= min(ALIKE * best.cost, self._doubt):
-            others = [end for end in self.ends if end is not best and end.cost > cost]
-            self.ends = [End(cost, z if self.plan.white else varied.point(z)), *others]
+        rounded = self.last.floor / ROUNDINGS**2
+        if cost < best.cost or cost <= min(ALIKE * max(best.cost, rounded), self._doubt):
+            fall = min(1.0, cost / best.cost) if best.cost > 0 else 1.0  # the others might go on as far
+            others = [End(fall * end.cost, end.x) for end in self.ends if end is not best]
+            self.ends = [End(cost, z if self.plan.white else varied.point(z)), *(e for e in others if e.cost > cost)]
 
     def _name(self, labels: Tensor | None, point: Tensor) -> None:
         """Other labels than a rule's, where a point explains far more of the update by the client's loss with them."""
@@ -449,7 +451,11 @@ class _VictimSearch:
         self.task.session.progress(number * self._total() + done, count * self._total(), values)
 
     def _total(self) -> int:
-        last = self._draws // DRAWS_A_STEP if self._draws else FOLLOWING * (self.plan.varied is not None)
+        last = (
+            self._draws // DRAWS_A_STEP
+            if self._draws
+            else FOLLOWING * (self.plan.varied is not None and self.last.before is None)
+        )
         return self._steps_until(len(self.near_steps)) + last
 
     def _steps_until(self, start: int) -> int:

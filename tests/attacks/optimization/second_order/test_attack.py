@@ -262,6 +262,19 @@ def test_ends_that_disagree_draw_the_result_to_the_mean_and_the_right_one_stays(
     assert float(apart) < float((right.images.double() - public.mean).norm())
 
 
+def test_what_too_few_numbers_leave_open_is_the_likeliest(model, images, monkeypatch):
+    """Of 24 numbers of 48 pixels a search from a draw leaves the draw's other half, the prior's mode its mean."""
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[Withhold(["1.*"])])
+    public = PublicPrior.of(torch.rand(40, 3, 4, 4, generator=torch.Generator().manual_seed(5)))
+    seen, settings = replace(seen, image_prior=public), {"starts": ["prior"], "restarts": 1, "prior": None}
+    likely = solved(seen, **settings)
+    monkeypatch.setattr("attacks.optimization.second_order.search.likeliest", lambda residual, z, *_: z * math.nan)
+    found = solved(seen, **settings)
+    assert likely.certificate.values["explained"] == found.certificate.values["explained"] == 1.0
+    errors = [float((one.images - images[:1]).square().mean()) for one in (likely, found)]
+    assert errors[0] < 0.75 * errors[1]
+
+
 def test_labels_of_local_batches_are_searched_in_other_orders_than_the_sorted(model, images):
     """Only the client knows which image it trained on first."""
     protocol = {"share": "delta", "local_epochs": 1, "batch_size": 1, "lr": 0.1}

@@ -33,7 +33,7 @@ def test_of_a_linear_update_it_is_the_posterior_s_mean(told):
     A, _, y = told
     least_squares = torch.linalg.lstsq(A, y[:, None]).solution[:, 0]
     found = likeliest(linear(A, y), least_squares, 4, lambda _: None)
-    variance = squares(A, found, y) / (NUMBERS - UNKNOWNS)
+    variance = squares(A, found, y) / (NUMBERS - UNKNOWNS)  # of numbers of one error
     oracle = torch.linalg.solve(A.T @ A + variance * torch.eye(UNKNOWNS, dtype=torch.float64), A.T @ y)
     assert torch.allclose(found, oracle, rtol=1e-3, atol=1e-6)
 
