@@ -84,7 +84,7 @@ class NormalEquations:
 
 
 class DenseModel:
-    """J whole: Δ = -(JᵀJ + λD)⁻¹Jᵀr with D the diagonal of JᵀJ.
+    """J whole: Δ = -(JᵀJ + λD)⁻¹Jᵀr with D the diagonal of JᵀJ, or its mean where unknowns have one unit.
 
     Args:
         back: Jᵀ of a vector.
