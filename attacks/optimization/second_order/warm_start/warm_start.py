@@ -23,7 +23,6 @@ from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
 from attacks.optimization.second_order.warm_start.trail import Trail
-from fedsim.bounds.gaussian_prior import ImagePrior
 
 MORE_STEPS = 2
 """Of an order that is searched for, for each step of a start."""
@@ -47,7 +46,6 @@ class WarmStart:
     problem: Problem
     task: SearchTask
     plan: StagePlan
-    prior: ImagePrior
     steps: int
     report: Callable[[float], None]
     trail: Trail = field(default_factory=Trail)
@@ -240,31 +238,24 @@ class WarmStart:
             return None
         residual, steps = order.free(shape), MORE_STEPS * self.steps
 
-        def prior(u: Tensor) -> Tensor:
-            return u[:count]
-
-        end, _ = self._descend(
-            residual, coarse.free(shape), begin, prior if fading else None, together, steps, even=count
-        )
+        prior = (lambda u: u[:count]) if fading else None
+        end, _ = self._descend(residual, coarse.free(shape), begin, prior, together, steps, even=count)
         return order.placed(end, shape)
 
     @property
     def _own_residual(self) -> Residual:
         """Of the plan's unknowns."""
-        known, residual = self.known_logits, self.plan.stages[0].residual
-        if known is None or known.errors is None:
-            return residual
-        return known.images(lambda x: self.plan.point(x).view(self._shape))
+        return self._of_plan(self.known_logits, self.plan.stages[0].residual)
 
     @property
     def _residual(self) -> Residual:
         """Of the unknowns of this warm start."""
-        return self._of_unknowns(self.known_logits, self.plan.stages[0].residual)
+        return self.plan.of_varied(self._own_residual)
 
     @property
     def _coarse(self) -> Residual:
         """The same in float32."""
-        return self._of_unknowns(self._coarse_logits, self.plan.coarse)
+        return self.plan.of_varied(self._of_plan(self._coarse_logits, self.plan.coarse))
 
     @cached_property
     def _by_products(self) -> MatrixFree | None:
@@ -284,10 +275,10 @@ class WarmStart:
         given = self._images, self.task.local, self.task.device, memory_of(self.task) / GIB, torch.float32
         return FreeErrors.of(self.problem, self.plan.coarse, *given)
 
-    def _of_unknowns(self, known_logits: KnownLogits | None, residual: Residual) -> Residual:
-        if known_logits is not None and known_logits.errors is not None:
-            return known_logits.images(self._images)
-        return self.plan.of_varied(residual)
+    def _of_plan(self, known_logits: KnownLogits | None, residual: Residual) -> Residual:
+        if known_logits is None:
+            return residual
+        return known_logits.images(lambda x: self.plan.point(x).view(self._shape))
 
     @property
     def _shape(self) -> tuple[int, ...]:
