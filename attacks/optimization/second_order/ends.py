@@ -1,15 +1,33 @@
-"""Where the starts of a search ended, and how far they vouch for one another."""
+"""Where the starts of a search ended, how far they vouch for one another, and how far the best is the image."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attacks.optimization.parametrisation import PixelSpace
+from attacks.optimization.problem import Problem
+from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, ROUNDINGS, Residual, shape_of
+from attacks.optimization.second_order.stages import StagePlan
+from fedsim.bounds.gaussian_prior import ImagePrior
 
 RIVAL = 10.0
 """Times the least ‖r‖², up to which another start's end speaks against the best one."""
+ALIKE = 2.0
+"""How much more ‖r‖² an end may leave than the one behind which it goes on: fewer unknowns follow the errors less."""
+SPREAD = 6.0
+"""Standard deviations by which ‖r‖² of the true image may pass what noise leaves of it."""
+LEFT_BY_NEAR, SURE = 1e-3, 1.0 - 1e-6
+"""Of ‖r‖² at the mean, what two ends may leave that speak for one image, and how alike they must be."""
+SAME = 4.0
+"""By how much ‖r‖² of two starts may differ that ended at the same image, in units of the noise."""
 
 
 class End(NamedTuple):
@@ -57,3 +75,115 @@ def _cosine(a: Float[Tensor, " unknowns"], b: Float[Tensor, " unknowns"], labels
     least = products.min() - products.abs().sum() - 1.0
     rows, columns = linear_sum_assignment(torch.where(alike, products, least).numpy(), maximize=True)
     return float(products[rows, columns].sum()) / max(float(a.norm() * b.norm()), 1e-300)
+
+
+@dataclass
+class Ends:
+    """Where one victim's starts ended, and what of that is to be believed.
+
+    Attributes:
+        prior: of images, whose mean is what a search has without an update.
+        found: of all starts so far, in their order.
+    """
+
+    problem: Problem
+    plan: StagePlan
+    prior: ImagePrior
+    device: torch.device
+    found: list[End] = field(default_factory=list)
+
+    def add(self, x: Float[Tensor, " unknowns"]) -> None:
+        """Where a start ended, if ‖r‖² is finite there."""
+        cost = float(self.residual(x).square().sum())
+        if math.isfinite(cost):
+            self.found.append(End(cost, x))
+
+    def go_on(self, end: End) -> None:
+        """From the best one to an end behind it, where that explains more, or as much with fewer unknowns."""
+        best, rounded = self.best, self.residual.floor / ROUNDINGS**2
+        if end.cost < best.cost or end.cost <= min(ALIKE * max(best.cost, rounded), self.doubt):
+            fall = min(1.0, end.cost / best.cost) if best.cost > 0 else 1.0  # the others might go on as far
+            others = [End(fall * other.cost, other.x) for other in self.found if other is not best]
+            self.found = [end, *(other for other in others if other.cost > end.cost)]
+
+    @property
+    def residual(self) -> Residual:
+        """The last stage's, by which ends are compared."""
+        return self.plan.stages[-1].residual
+
+    @property
+    def best(self) -> End:
+        return best_of(self.found)
+
+    @property
+    def explained(self) -> bool:
+        """The best one explains what was shared up to its own errors."""
+        return bool(self.found) and self.best.cost <= 2.0 * self.residual.floor
+
+    @property
+    def within_errors(self) -> bool:
+        """The best one leaves no more than the errors may at the true image."""
+        return bool(self.found) and self.best.cost <= self.doubt
+
+    @property
+    def settled(self) -> bool:
+        """What was shared is explained, or two starts came to the same; behind noise that is to the same cost."""
+        if self.residual.before is None:
+            near = bool(self.found) and self.left(self.best.cost) <= LEFT_BY_NEAR
+            return self.explained or (near and self._alike(alone=0.0) >= SURE)
+        return sum(end.cost <= self.best.cost + SAME for end in self.found) > 1
+
+    def left(self, cost: float) -> float:
+        """What remains of ‖r‖² at the prior's mean, or of ‖W·f*‖² if that is less; 0 where the mean is no point.
+
+        Behind noise of what the noise does not leave at the true image too.
+        """
+        least = self.least - self._noise
+        return max(0.0, cost - self._noise) / least if math.isfinite(least) and least > 0 else 0.0
+
+    @cached_property
+    def least(self) -> float:
+        """‖r‖² without an image: at the prior's mean, or ‖W·f*‖² if that is less; 0 where the mean is no point."""
+        if not isinstance(self.problem.space, PixelSpace):
+            return 0.0
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            at_mean = float(self.residual(self.plan.unknowns(self._mean)).square().sum())
+        return min(at_mean, float((self.residual.weights * self.residual.target).square().sum()))
+
+    @property
+    def trust(self) -> float:
+        """How far the best end is the image: 1 where it explains what was shared, 0 where hardly more than the mean.
+
+        Else as far as ends of other starts vouch for it.
+        """
+        if self.within_errors:
+            return 1.0
+        if self.left(self.best.cost) > (LEFT_BY_ONE if self.problem.count == 1 else LEFT_BY_SEVERAL):
+            return 0.0
+        return self._alike(alone=1.0)
+
+    @property
+    def doubt(self) -> float:
+        """‖r‖² that the errors of what was shared leave at the true image, at most."""
+        floor = self.residual.floor
+        if self.residual.before is None:
+            return 2.0 * floor
+        return floor + len(self.best.x) + SPREAD * math.sqrt(2.0 * floor)
+
+    @property
+    def _noise(self) -> float:
+        """‖r‖² that noise leaves at the true image."""
+        return 0.0 if self.residual.before is None else self.residual.floor
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        """The prior's, as a point."""
+        centre = self.prior.centre(shape_of(self.problem))
+        return self.problem.observation.normalised(centre).flatten().to(self.device)
+
+    def _alike(self, alone: float) -> float:
+        """How alike ends of starts are, see `agreement`."""
+        if not isinstance(self.problem.space, PixelSpace):
+            return alone
+        ends = [End(max(0.0, end.cost - self._noise), self.plan.point(end.x)) for end in self.found]
+        return agreement(ends, self._mean.to(self.best.x), alone, self.problem.labels)

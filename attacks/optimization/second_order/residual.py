@@ -17,8 +17,8 @@ from attacks.noise import clipped_noise, noise_of, std_before_clip
 from attacks.optimization.matching.local_steps import UpdateMap, unit_scale
 from attacks.optimization.problem import Problem, clip_norm, make_update_map, pruned_before_clip, shared_update
 from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of
-from attacks.optimization.second_order.levenberg_marquardt import NormalEquations
-from attacks.optimization.second_order.sketch import Pieces
+from attacks.optimization.second_order.steps.levenberg_marquardt import NormalEquations
+from attacks.optimization.second_order.steps.sketch import Pieces
 from attacks.victim import make_victim
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.bounds.rounding import MIN_SHARE, row_norms

@@ -12,13 +12,13 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB, chunk_size, default_budget
-from attacks.optimization.second_order.coordinates import Frequencies
-from attacks.optimization.second_order.levenberg_marquardt import DenseModel, Linearised, NormalEquations
-from attacks.optimization.second_order.prior_directions import PriorDirections
-from attacks.optimization.second_order.products import MatrixFree
-from attacks.optimization.second_order.read_directions import ReadDirections
 from attacks.optimization.second_order.residual import Residual, make_residuals, shape_of
-from attacks.optimization.second_order.sketch import gram
+from attacks.optimization.second_order.steps.levenberg_marquardt import DenseModel, Linearised, NormalEquations
+from attacks.optimization.second_order.steps.products import MatrixFree
+from attacks.optimization.second_order.steps.sketch import gram
+from attacks.optimization.second_order.unknowns.frequencies import Frequencies
+from attacks.optimization.second_order.unknowns.prior_directions import PriorDirections
+from attacks.optimization.second_order.unknowns.read_directions import ReadDirections
 from fedsim.bounds.gaussian_prior import ImagePrior
 
 MOST_WHOLE, MOST_OF_FEW = 2_000, 8_000
@@ -56,6 +56,10 @@ class Stage:
     linearised: Callable[[Tensor], Linearised]
     partial: bool = False
 
+    def explains(self, cost: float) -> bool:
+        """A point of this ‖r‖² explains what was shared; behind noise none is known to."""
+        return self.residual.before is None and cost <= self.residual.floor
+
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -82,6 +86,12 @@ class StagePlan:
     @property
     def whole(self) -> bool:
         return self.by_products is None
+
+    def until(self, number: int, steps: int) -> int:
+        """Steps of a start after which a stage is over, whatever it does; parts of the coordinates share them."""
+        if self.stages[number].partial or number == len(self.stages) - 1:
+            return steps * (number + 1) // len(self.stages)
+        return max(1, min(steps - steps // 4, steps - 1))
 
     def of_varied(self, residual: Residual) -> Residual:
         """A residual of the unknowns as one of what varies."""

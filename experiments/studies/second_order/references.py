@@ -11,8 +11,8 @@ from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem, local_updates, make_problem, shared_update
 from attacks.optimization.second_order.errors import autocast_of, rounding_of
 from attacks.optimization.second_order.residual import Residual, make_residuals
-from attacks.optimization.second_order.sketch import Pieces, sketch, sketch_rows
 from attacks.optimization.second_order.stages import TOGETHER
+from attacks.optimization.second_order.steps.sketch import Pieces, sketch, sketch_rows
 from attacks.positions import of_images
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import gaussian_reference

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from attacks.optimization.cuda_graph import replayed
-from attacks.optimization.second_order.products import KeptProducts
-from attacks.optimization.second_order.sketch import Pieces
+from attacks.optimization.second_order.steps.products import KeptProducts
+from attacks.optimization.second_order.steps.sketch import Pieces
 
 
 def test_without_cuda_a_function_stays_as_it_is():

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.optimization.second_order.levenberg_marquardt import FIRST_DAMPING, Linearised, LMState, take_step
 from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.steps.levenberg_marquardt import FIRST_DAMPING, Linearised, LMState, take_step
 
 FADES = 0.3
 """The prior's weight, times so much after each step that brings little."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.optimization.second_order.products import MatrixFree
+from attacks.optimization.second_order.steps.products import MatrixFree
 
 
 @dataclass

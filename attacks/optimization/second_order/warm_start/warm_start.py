@@ -14,10 +14,10 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB
-from attacks.optimization.second_order.levenberg_marquardt import Linearised
-from attacks.optimization.second_order.products import MatrixFree
 from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, memory_of, whole_model, whole_together
+from attacks.optimization.second_order.steps.levenberg_marquardt import Linearised
+from attacks.optimization.second_order.steps.products import MatrixFree
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits

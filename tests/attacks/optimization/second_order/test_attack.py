@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +13,9 @@ from attacks.optimization import GaussNewton, LevenbergMarquardt, Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.attack import _of_own_model
-from attacks.optimization.second_order.ends import End
 from attacks.optimization.second_order.label_orders import MAX_ORDERS, label_orders
-from attacks.optimization.second_order.likeliest import STEPS
+from attacks.optimization.second_order.posterior.mode import STEPS
 from attacks.optimization.second_order.residual import make_residuals
-from attacks.optimization.second_order.search import _VictimSearch
 from attacks.session import Session
 from defenses import GradientNoise, LeakageGate, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
@@ -121,17 +118,6 @@ def test_an_error_is_predicted_only_where_the_result_is_trusted(images):
     assert (known["trust"], mixed["trust"]) == (1.0, 0.0)
     assert "predicted_psnr" in known
     assert "predicted_psnr" not in mixed
-
-
-def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_end():
-    """Of what images explain, 2e4 of 3e4, the end leaves a twentieth, 6 above what errors allow."""
-    search = object.__new__(_VictimSearch)
-    search.last = SimpleNamespace(before=lambda x: x, floor=1e4)
-    search.problem = SimpleNamespace(count=1, space=None)
-    search.ends, search._least = [End(11_100.0, torch.zeros(192))], 3e4
-    assert search._trust() == 1.0
-    search.ends = [End(25_000.0, torch.zeros(192))]
-    assert search._trust() == 0.0
 
 
 def test_it_goes_on_with_labels_that_no_rule_could_read(model, images, rng, cpu):
@@ -268,7 +254,7 @@ def test_what_too_few_numbers_leave_open_is_the_likeliest(model, images, monkeyp
     public = PublicPrior.of(torch.rand(40, 3, 4, 4, generator=torch.Generator().manual_seed(5)))
     seen, settings = replace(seen, image_prior=public), {"starts": ["prior"], "restarts": 1, "prior": None}
     likely = solved(seen, **settings)
-    monkeypatch.setattr("attacks.optimization.second_order.search.likeliest", lambda residual, z, *_: z * math.nan)
+    monkeypatch.setattr("attacks.optimization.second_order.victim.likeliest", lambda residual, z, *_: z * math.nan)
     found = solved(seen, **settings)
     assert likely.certificate.values["explained"] == found.certificate.values["explained"] == 1.0
     errors = [float((one.images - images[:1]).square().mean()) for one in (likely, found)]
@@ -312,7 +298,7 @@ def test_the_order_whose_errors_fit_ends_the_search_and_later_epochs_have_others
         model, images, torch.tensor([1, 2, 4]), share="delta", batch_size=1, lr=0.1, local_epochs=epochs
     )
     monkeypatch.setattr(Scripted, "given", [])
-    monkeypatch.setattr("attacks.optimization.second_order.search._VictimSearch", Scripted)
+    monkeypatch.setattr("attacks.optimization.second_order.search.VictimSearch", Scripted)
     attack = GaussNewton(prior=WHITE)
     problem = attack._problem(seen, rng, cpu)
     (found,) = attack.search.run(attack._task([problem], cpu, Session()), [rng])

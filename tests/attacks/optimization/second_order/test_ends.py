@@ -1,9 +1,12 @@
 """How far ends of several starts vouch for one another."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from attacks.optimization.second_order.ends import End, agreement
+from attacks.optimization.second_order.ends import End, Ends, agreement
+from fedsim.bounds.gaussian_prior import GaussianPrior
 
 
 def end(cost, *x):
@@ -49,3 +52,14 @@ def test_an_end_alone_is_taken_as_asked():
     end = End(1.0, torch.ones(3))
     assert agreement([end], torch.zeros(3)) == 1.0
     assert agreement([end], torch.zeros(3), alone=0.0) == 0.0
+
+
+def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_end():
+    """Of what images explain, 2e4 of 3e4, the end leaves a twentieth, 6 above what errors allow."""
+    plan = SimpleNamespace(stages=[SimpleNamespace(residual=SimpleNamespace(before=lambda x: x, floor=1e4))])
+    ends = Ends(SimpleNamespace(count=1, space=None), plan, GaussianPrior(), torch.device("cpu"))
+    ends.__dict__["least"] = 3e4
+    ends.found = [End(11_100.0, torch.zeros(192))]
+    assert ends.trust == 1.0
+    ends.found = [End(25_000.0, torch.zeros(192))]
+    assert ends.trust == 0.0

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attacks.optimization.second_order.levenberg_marquardt import LMState, take_step
 from attacks.optimization.second_order.residual import Residual
 from attacks.optimization.second_order.stages import FAR, whole_model, whole_together
+from attacks.optimization.second_order.steps.levenberg_marquardt import LMState, take_step
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels
 from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order import starts
+from attacks.optimization.second_order.ends import Ends
 from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.starts import Starts
 from attacks.optimization.second_order.warm_start import WarmStart
@@ -91,7 +92,7 @@ def test_a_search_that_its_steps_cut_short_goes_on_with_the_prior(digits, last_b
     """From the mean four steps lead nowhere."""
     image = digits[0][:1]
     assert decibels(attacked(last_block, steps=4, starts=["mean"]).images, image) > 50
-    monkeypatch.setattr("attacks.optimization.second_order.search.likeliest", lambda residual, z, *_: z * math.nan)
+    monkeypatch.setattr("attacks.optimization.second_order.victim.likeliest", lambda residual, z, *_: z * math.nan)
     assert decibels(attacked(last_block, steps=4, starts=["mean"]).images, image) < 20
 
 
@@ -263,9 +264,9 @@ def test_a_name_that_was_refused_is_not_tried_again(mlp, digits, cpu, rng, monke
     seen = fedsim.observe(mlp, images, labels).with_public_images(digits[0][1000:1020], digits[1][1000:1020])
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
     monkeypatch.setattr(WarmStart, "labels", lambda self, point: labels + 1)
-    plans, search_module = [], "attacks.optimization.second_order.search"
-    monkeypatch.setattr(f"{search_module}.make_plan", lambda *given: plans.append(1) or make_plan(*given))
-    monkeypatch.setattr(f"{search_module}._VictimSearch._settled", lambda self: False)
+    plans, module = [], "attacks.optimization.second_order.victim"
+    monkeypatch.setattr(f"{module}.make_plan", lambda *given: plans.append(1) or make_plan(*given))
+    monkeypatch.setattr(Ends, "settled", False)
     search = LevenbergMarquardt(steps=1, starts=("public",), restarts=3)
     search.run(SearchTask([problem], SquaredL2(), "gradient", Budget(frames=0, save_every=0), cpu), [rng])
     assert len(plans) == 2

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from attacks.optimization.second_order.coordinates import Frequencies, first_order
+from attacks.optimization.second_order.unknowns.frequencies import Frequencies, first_order
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.bounds.public_prior import PublicPrior
 

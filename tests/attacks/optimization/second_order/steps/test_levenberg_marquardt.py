@@ -4,7 +4,7 @@ import torch
 from scipy.optimize import least_squares
 
 from attacks.forward_mode import jacobian
-from attacks.optimization.second_order.levenberg_marquardt import (
+from attacks.optimization.second_order.steps.levenberg_marquardt import (
     DenseModel,
     LMState,
     NormalEquations,

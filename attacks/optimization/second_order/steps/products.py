@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.optimization.cuda_graph import Function, capturable, replayed
-from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
+from attacks.optimization.second_order.steps.sketch import Pieces, Sketch, sketch
 
 TOLERANCE, BEND_TOLERANCE = 1e-2, 3e-2
 """Of the preconditioned right-hand side, at which a step's system counts as solved, and that of what bends it."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.optimization.second_order.sketch import gram
+from attacks.optimization.second_order.steps.sketch import gram
 
 FIRST_DAMPING = 1e-3
 MIN_DIAGONAL = 1e-12

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedsim
-from attacks.optimization.second_order.prior_directions import PriorDirections
+from attacks.optimization.second_order.unknowns.prior_directions import PriorDirections
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.models import Architecture, ModelSpec

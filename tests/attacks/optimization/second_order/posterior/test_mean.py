@@ -2,7 +2,7 @@
 
 import torch
 
-from attacks.optimization.second_order.posterior import posterior_mean
+from attacks.optimization.second_order.posterior.mean import posterior_mean
 
 
 def test_of_a_linear_observation_it_is_the_known_mean_with_the_known_variance(rng):

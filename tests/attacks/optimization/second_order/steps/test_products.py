@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from attacks.forward_mode import jacobian
-from attacks.optimization.second_order.levenberg_marquardt import LMState, take_step
-from attacks.optimization.second_order.products import KeptProducts, MatrixFree, conjugate_gradients
-from attacks.optimization.second_order.sketch import Pieces, Sketch, sketch
+from attacks.optimization.second_order.steps.levenberg_marquardt import LMState, take_step
+from attacks.optimization.second_order.steps.products import KeptProducts, MatrixFree, conjugate_gradients
+from attacks.optimization.second_order.steps.sketch import Pieces, Sketch, sketch
 
 
 def alone(function):

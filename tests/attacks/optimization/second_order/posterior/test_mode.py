@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks.optimization.second_order.likeliest import likeliest
+from attacks.optimization.second_order.posterior.mode import likeliest
 from attacks.optimization.second_order.residual import Residual
 
 NUMBERS, UNKNOWNS, ERROR = 400, 6, 1e-4

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.optimization.second_order.levenberg_marquardt import DenseModel, LMState, NormalEquations, take_step
 from attacks.optimization.second_order.residual import ROUNDINGS, Residual
+from attacks.optimization.second_order.steps.levenberg_marquardt import DenseModel, LMState, NormalEquations, take_step
 
 STEPS = 40
 """At most: each has J whole in float64."""
@@ -19,8 +19,6 @@ LITTLE, PATIENCE = 1.0, 2
 """Fall, in units of the errors' own variance, that no longer counts; so many steps without end it."""
 LEAST_VARIANCE = 1.0 / ROUNDINGS**2
 """Of a number, in units of its error: one rounding."""
-ALIKE = 2.0
-"""How much more ‖r‖² it may leave than the image from which it began: fewer unknowns follow the errors less."""
 
 
 def likeliest(

@@ -1,0 +1,1 @@
+"""Of the images that explain an update up to its errors: their mean, and the likeliest."""

@@ -1,0 +1,1 @@
+"""Levenberg-Marquardt steps, with J whole or by its products."""
