@@ -127,10 +127,15 @@ class Ends:
 
     @property
     def settled(self) -> bool:
-        """What was shared is explained, or two starts came to the same; behind noise that is to the same cost."""
+        """What was shared is explained, or two starts came to the same; behind noise that is to the same cost.
+
+        Behind noise what is explained up to its errors settles it alone where they hide hardly any of what images tell.
+        """
         if self.residual.before is None:
             near = bool(self.found) and self.left(self.best.cost) <= LEFT_BY_NEAR
             return self.explained or (near and self._alike(alone=0.0) >= SURE)
+        if self.within_errors and 0.0 < self.left(self.doubt) <= LEFT_BY_NEAR:
+            return True
         return sum(end.cost <= self.best.cost + SAME for end in self.found) > 1
 
     def left(self, cost: float) -> float:

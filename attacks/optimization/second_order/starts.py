@@ -19,7 +19,7 @@ from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.residual import shape_of
-from attacks.optimization.second_order.warm_start import RACERS, WarmStart
+from attacks.optimization.second_order.warm_start import MOST_DRAWS, RACERS, WarmStart
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
 
@@ -66,6 +66,8 @@ class Starts:
             if kind == "closed_form":
                 yield kind, self._closed_form
                 continue
+            if kind == "public" and self.warm_start.gathers and self._public_images is not None:
+                yield "ensemble", self._gathered
             if kind == "any_order":
                 yield kind, partial(self._any_order, public=True)
                 yield kind, partial(self._any_order, public=False)
@@ -105,7 +107,19 @@ class Starts:
     def _near(self, rank: int) -> Tensor | None:
         """From public images towards the client's, those first from which a few steps explain the most."""
         raced = self._raced_on if rank and self.warm_start.plan.whole else self._raced
-        return self.warm_start.in_order(raced[rank], rank) if rank < len(raced) else None
+        return self.warm_start.in_order(raced[rank], str(rank)) if rank < len(raced) else None
+
+    def _gathered(self) -> Tensor | None:
+        """From all public images together; of a batch's images each from one of its own."""
+        images, shape = self._public_images, shape_of(self.problem)
+        if images is None:
+            return None
+        rng = torch.Generator().manual_seed(self.seeds[0])
+        count = len(images) if shape[0] == 1 else MOST_DRAWS
+        orders = [torch.randperm(max(count, len(images)), generator=rng)[:count] % len(images) for _ in range(shape[0])]
+        batches = torch.stack([images[order] for order in orders], dim=1)
+        found = self.warm_start.gathered(torch.stack([self._as_point(one) for one in batches]), self.seeds[0])
+        return self.warm_start.in_order(found, "ensemble")
 
     @cached_property
     def _raced(self) -> list[Float[Tensor, " n"]]:
@@ -149,11 +163,8 @@ class Starts:
         Of any class where none is known to be of it, and where the errors of logits are known and J is whole, or
         unknowns of one image: the model may take an image for one of another class.
         """
-        held, labels = self.problem.observation.public_images, self.problem.labels
-        if held is None or labels is None or not isinstance(self.problem.space, PixelSpace):
-            return []
-        images = held.images().double()
-        if images.shape[1:] != shape_of(self.problem)[1:]:
+        held, labels, images = self.problem.observation.public_images, self.problem.labels, self._public_images
+        if held is None or labels is None or images is None:
             return []
         warm_start, known = self.warm_start, self.warm_start.knows_errors
         any_class = known and warm_start.plan.whole
@@ -163,6 +174,15 @@ class Starts:
         of_class = [images[:0] if named is None else images[named == label] for label in labels.cpu()]
         every = -(-len(images) * len(labels) // self.most_public)  # of a batch's images together so many
         return [pool[: self.most_public] if len(pool) else images[::every] for pool in of_class]
+
+    @cached_property
+    def _public_images(self) -> Float[Tensor, "n c h w"] | None:
+        """None where there are none, or they have other sizes than the client's."""
+        held = self.problem.observation.public_images
+        if held is None or not isinstance(self.problem.space, PixelSpace):
+            return None
+        images = held.images().double()
+        return images if images.shape[1:] == shape_of(self.problem)[1:] else None
 
     def _closed_form(self) -> Tensor | None:
         if not isinstance(self.problem.space, PixelSpace):

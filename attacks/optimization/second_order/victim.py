@@ -161,7 +161,7 @@ class VictimSearch:
             start = make()
             if start is None:
                 return
-            if kind == "public":
+            if kind in {"public", "ensemble"}:
                 self._name(warm_start.labels(start), start)
             state = self._begin(kind, start)
             if self.near:  # the steps that came near are not taken again

@@ -18,6 +18,7 @@ from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, memory_of, whole_model, whole_together
 from attacks.optimization.second_order.steps.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.steps.products import MatrixFree
+from attacks.optimization.second_order.warm_start.ensemble import TIMES, Ensemble
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
@@ -28,6 +29,8 @@ MORE_STEPS = 2
 """Of an order that is searched for, for each step of a start."""
 MUCH_NEARER = 0.1
 """Of ‖r‖² where a start began to come near: an end that leaves less is what the search proper starts from."""
+COLUMNS = 256
+"""Unknowns whose share of an image is found at once."""
 RACERS, RACE = 8, 3
 """Points that are brought nearer before one is chosen, and by how many steps: ‖r‖² then tells which come near."""
 
@@ -58,6 +61,40 @@ class WarmStart:
             return None
         return KnownLogits.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether many likely images lead to the client's: where J is whole, and one gradient tells the errors."""
+        return self.plan.varied is not None and self.knows_errors and not self._as_it_is
+
+    def gathered(self, points: Float[Tensor, "k n"], seed: int) -> Float[Tensor, " n"]:
+        """Where many likely points lead, see `Ensemble`."""
+        part = "ensemble"
+        if part not in self.trail.ends:
+            varied, residual, coarse = self.plan.varied, self._residual, self._coarse
+            together = whole_together(self.problem, varied.count, self.task) if varied is not None else None
+            assert varied is not None and together is not None
+            noise, zero = None, torch.zeros(varied.count, dtype=torch.float64, device=self.task.device)
+            if residual.errors is not None:
+                logits = len(residual(zero)) - len(residual.errors)
+                noise = torch.cat([residual.errors.square(), residual.errors.new_zeros(logits)])
+            units = torch.eye(len(zero)).to(zero)
+            scale = vmap(lambda unit: (varied.point(unit) - varied.point(zero)).square().mean(), chunk_size=COLUMNS)(
+                units
+            )
+            ensemble = Ensemble(
+                lambda z: vmap(coarse, chunk_size=together)(z.float()),
+                lambda z: float(residual(z).square().sum()),
+                self._enough(residual),
+                self.report,
+                noise,
+                scale,
+            )
+            examples = torch.stack([varied.unknowns(point) for point in points])
+            end, enough = ensemble.run(examples, torch.Generator().manual_seed(seed))
+            self.trail.add(part, varied.point(end), enough, None)
+            self.keep()
+        return self.trail.ends[part][0]
+
     def steps_of(self, kinds: Sequence[str]) -> list[int]:
         """Those that come near before each start, at most; a race is before the first from a public image.
 
@@ -65,13 +102,13 @@ class WarmStart:
         """
         if not isinstance(self.problem.space, PixelSpace):
             return [0] * len(kinds)
-        times = {"public": 1, "any_order": MORE_STEPS if self.plan.whole else 0}
+        times = {"public": 1, "ensemble": 1, "any_order": MORE_STEPS if self.plan.whole else 0}
         steps = [times.get(kind, 0) * self.steps for kind in kinds]
         public = [place for place, kind in enumerate(kinds) if kind == "public"]
         more = int(math.log2(RACERS)) - 1  # rounds
         for place, rounds in zip(public, (1, more) if self.plan.whole else (1 + more,), strict=False):
             steps[place] += RACERS * RACE * rounds
-        return steps
+        return [own + TIMES * (kind == "ensemble") for own, kind in zip(steps, kinds, strict=True)]
 
     def _point(self, x: Float[Tensor, " unknowns"]) -> Float[Tensor, " n"]:
         """Of the problem's space, flat."""
@@ -167,18 +204,18 @@ class WarmStart:
         """The one that explains the most first."""
         return [points[int(place)] for place in self.left(torch.stack(list(points))).argsort(stable=True)]
 
-    def in_order(self, point: Float[Tensor, " n"], rank: int = 0) -> Float[Tensor, " n"]:
+    def in_order(self, point: Float[Tensor, " n"], name: str = "0") -> Float[Tensor, " n"]:
         """A point that explains more, its patches in the order in which they stand.
 
         Where J is whole the point itself if the end explains little more; and for several rounds.
 
         Args:
-            rank: of the point in its race.
+            name: of the way from this point.
         """
         if self._as_it_is:
             return point
         system = None if self._by_products is None else self._by_products.again()
-        end, enough = self._gone(f"order/{rank}", point, self.steps, WITH_PRIOR, system)
+        end, enough = self._gone(f"order/{name}", point, self.steps, WITH_PRIOR, system)
         if enough or not self.plan.whole:
             return end
         here, there = self.left(torch.stack([point, end])).tolist()

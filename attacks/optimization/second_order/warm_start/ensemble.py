@@ -1,0 +1,163 @@
+"""From many likely images to the client's: images are regressed on what would be shared of them, again and again."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attacks.optimization.second_order.steps.sketch import gram
+
+DRAWS, LEAST_DRAWS, MOST_DRAWS = 4, 256, 1024
+"""For each unknown, and at least and at most."""
+TINY = 1e-14
+"""Of the largest curvature, below which it is none."""
+PART = 8192
+"""Rows that are converted at once."""
+PROBES = 16
+"""Draws that tell how far the others are drawn from the estimate."""
+TIMES = 10
+"""How often images are regressed on what is shared of them, at most."""
+RIDGES = tuple(10.0 ** (number / 2.0 - 10.0) for number in range(21))
+"""Of the largest curvature."""
+WIDER, NARROWER = 2.0, 0.1
+"""How much farther and nearer than their own covariance has it draws may be, at most."""
+SURE = 1e-6
+"""Of a prior's variance: what is left of it where more draws tell nothing that a derivative would not."""
+LITTLE = 0.9
+"""Share of the cost above which an estimate that explains more is the last."""
+NEARER = 0.5
+"""How much nearer examples are drawn where an estimate explains less than the one before."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of unknowns, by those whose rows are known.
+
+    Attributes:
+        covariance: of its error, each example estimated from the others.
+        variance: of what stands for the unknowns, in the mean.
+    """
+
+    mean: Float[Tensor, " unknowns"]
+    covariance: Float[Tensor, "unknowns unknowns"]
+    variance: float
+
+
+def regress(
+    unknowns: Float[Tensor, "n unknowns"],
+    rows: Float[Tensor, "n rows"],
+    noise: Float[Tensor, " rows"] | None = None,
+    scale: Float[Tensor, " unknowns"] | None = None,
+) -> list[Estimate]:
+    """The unknowns at rows of zero: linear in the rows, by the ridge that tells each example from the others best and by larger ones.
+
+    Linear minimum mean square error estimation with sample covariances; rows may outnumber examples by far.
+
+    Args:
+        rows: of each example, what it would share less what was shared, in units of its own.
+        noise: variance of each row's error in what was shared; None: none.
+        scale: mean square of what a unit of each unknown stands for.
+    """
+    count, middle, centre = len(rows), unknowns.mean(0), rows.mean(0)
+    apart, rows = unknowns - middle, rows - centre
+    if noise is not None:
+        signal = float(rows.square().mean())
+        units = (signal / (signal + noise)).sqrt().to(rows) if signal > 0.0 else torch.ones_like(rows[0])
+        rows, centre = rows * units, centre * units
+        noise = noise.to(rows) * units.square()
+    products = _gram(torch.cat([rows, -centre[None]]))
+    square, at_zero = products[:-1, :-1], products[:-1, -1]
+    curvature, basis = torch.linalg.eigh(square)
+    told = curvature > TINY * curvature[-1]
+    curvature, basis = curvature[told], basis[:, told]
+    features, aimed = basis * curvature.sqrt(), (basis.T @ at_zero) / curvature.sqrt()
+    errors = torch.zeros_like(torch.diag(curvature))
+    if noise is not None:
+        projected = basis.T @ _gram(rows * noise.sqrt()) @ basis
+        errors = projected / curvature.sqrt() / curvature.sqrt()[:, None]
+    scale = torch.ones_like(middle) if scale is None else scale
+    found = []
+    for ridge in RIDGES:
+        system = torch.diag(curvature + ridge * curvature[-1]) + count * errors
+        gain = torch.linalg.solve(system, features.T @ apart)
+        hat = (features * torch.linalg.solve(system, features.T).T).sum(1)
+        left_out = (apart - features @ gain) / (1.0 - hat).clamp(min=1e-12)[:, None]
+        covariance = left_out.T @ left_out / count + gain.T @ errors @ gain
+        variance = float((covariance.diagonal() * scale).sum() / scale.sum())
+        found.append(Estimate(middle + gain.T @ aimed, covariance, variance))
+    return found[min(range(len(found)), key=lambda place: found[place].variance) :]
+
+
+def _gram(rows: Float[Tensor, "n rows"]) -> Float[Tensor, "n n"]:
+    """In float64, a part of the rows after the other."""
+    found = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for part in rows.split(PART, dim=1):
+        found += gram(part.double())
+    return found
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """An iterated regression: what one leaves open is where the next one's examples are drawn.
+
+    Where what is shared bends much between likely images, a line through many of them leads nearer than the tangent at
+    one (statistical linearisation: García-Fernández, Svensson, Morelande and Särkkä 2015; ensemble Kalman inversion:
+    Iglesias, Law and Stuart 2013).
+
+    Attributes:
+        rows: of many unknowns at once, see `regress`.
+        cost: ‖r‖² of one.
+        enough: of it.
+        report: is told the cost of each estimate.
+    """
+
+    rows: Callable[[Float[Tensor, "n unknowns"]], Float[Tensor, "n rows"]]
+    cost: Callable[[Float[Tensor, " unknowns"]], float]
+    enough: float
+    report: Callable[[float], None]
+    noise: Float[Tensor, " rows"] | None = None
+    scale: Float[Tensor, " unknowns"] | None = None
+
+    def run(
+        self, examples: Float[Tensor, "n unknowns"], rng: torch.Generator
+    ) -> tuple[Float[Tensor, " unknowns"], bool]:
+        """The estimate that explains the most, and whether that is enough.
+
+        Args:
+            examples: likely images; what is drawn after are normal deviates.
+        """
+        rows, best, found, near = self.rows(examples), math.inf, None, 1.0
+        slow = 0
+        for _ in range(TIMES):
+            several = regress(examples, rows, self.noise, self.scale)
+            costs = self.rows(torch.stack([one.mean for one in several])).square().sum(1)
+            one = next((one for one, cost in zip(several, costs.tolist(), strict=True) if cost < best), several[0])
+            cost = self.cost(one.mean)
+            self.report(cost)
+            if found is None or cost < best:
+                slow = slow + 1 if cost > LITTLE * best else 0
+                best, found, near = cost, one, min(1.0, near / NEARER)
+                if best <= self.enough or slow == 2:
+                    break
+            else:
+                near *= NEARER
+            examples, rows = self._drawn(found, best, near, rng)
+        assert found is not None
+        return found.mean, best <= self.enough
+
+    def _drawn(self, found: Estimate, cost: float, near: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """As far from the estimate as it is itself from what was shared, by what would be shared."""
+        count = min(max(LEAST_DRAWS, DRAWS * len(found.mean)), MOST_DRAWS)
+        variances, axes = torch.linalg.eigh(found.covariance)
+        half = torch.randn(count // 2, len(found.mean), generator=rng, dtype=torch.float64).to(found.mean)
+        offsets = (torch.cat([half, -half]) * variances.clamp(min=0.0).sqrt()) @ axes.T
+        probes = torch.cat([found.mean[None], found.mean + offsets[:: count // PROBES]])
+        probed = self.rows(probes)
+        spread = float((probed[1:] - probed[0]).square().sum(1).mean())
+        signal = cost if self.noise is None else max(0.0, cost - float(self.noise.sum()))
+        wider = math.sqrt(signal / spread) if spread > 0.0 else 1.0
+        examples = found.mean + near * min(max(wider, NARROWER), WIDER) * offsets
+        return examples, self.rows(examples)
