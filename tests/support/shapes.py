@@ -17,7 +17,7 @@ def check_stated_alone() -> None:
         if not inspect.isfunction(subject) or inspect.isgeneratorfunction(subject):
             return wrap(subject, typechecker=typechecker)
         subject.__annotations__ = {name: _known(one, subject) for name, one in subject.__annotations__.items()}
-        return wrap(typechecker(subject), typechecker=None)  # jaxtyping's own way checks arguments with the result again
+        return wrap(typechecker(subject), typechecker=None)  # with both jaxtyping checks arguments twice
 
     jaxtyping.jaxtyped = lambda *, typechecker: lambda subject: jaxtyped(subject, typechecker)
 

@@ -404,10 +404,12 @@ def test_digits_come_back_where_all_that_closed_forms_read_is_withheld():
     assert psnr(result.images, image) > 60
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize(("count", "defense"), [(2, []), (1, ["mjp"])])
 def test_it_starts_from_what_a_closed_form_makes_of_a_batch_and_behind_mjp(count, defense):
     images = torch.from_numpy(load_digits().images[:count] / 16).float()[:, None].expand(-1, 3, -1, -1)
-    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"embed_dim": 32}), (), 0).build(keep=True)
+    spec = ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"embed_dim": 32, "depth": 1})
+    vit = Architecture(spec, (), 0).build(keep=True)
     seen = fedsim.observe(vit, images, torch.arange(count), defense=defense)
     result = fedsim.attack("gauss_newton", seen, starts=["closed_form"], steps=1)
     assert result.status == "done", result.fault or result.reason
