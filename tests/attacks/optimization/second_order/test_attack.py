@@ -275,6 +275,7 @@ def test_what_too_few_numbers_leave_open_is_the_likeliest(model, images, monkeyp
     assert errors[0] < 0.75 * errors[1]
 
 
+@pytest.mark.usefixtures("few_last_steps")
 def test_labels_of_local_batches_are_searched_in_other_orders_than_the_sorted(model, images):
     """Only the client knows which image it trained on first."""
     protocol = {"share": "delta", "local_epochs": 1, "batch_size": 1, "lr": 0.1}
@@ -363,6 +364,7 @@ def test_it_says_how_far_it_is(model, images):
     assert all(0 < done <= total == 7 + STEPS for done, total in attack.session.told)
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("dies_at", [1, 2])
 def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
     seen = fedsim.observe(model, images[:2], torch.tensor([1, 4]), defense=[Withhold(["1.*"])])
@@ -378,6 +380,7 @@ def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
     assert [frame.step for frame in resumed.frames] == [frame.step for frame in whole.frames]
 
 
+@pytest.mark.usefixtures("few_last_steps")
 def test_what_an_earlier_version_saved_is_passed_over(model, images):
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[Withhold(["1.*"])])
     settings = {"starts": ["mean"], "steps": 6, "save_every": 2, "frames": 0}
