@@ -5,6 +5,9 @@ import inspect
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
+from beartype import BeartypeConf, beartype
+
+CHECKED = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
 
 
 def check_stated_alone() -> None:
@@ -17,7 +20,7 @@ def check_stated_alone() -> None:
         if not inspect.isfunction(subject) or inspect.isgeneratorfunction(subject):
             return wrap(subject, typechecker=typechecker)
         subject.__annotations__ = {name: _known(one, subject) for name, one in subject.__annotations__.items()}
-        return wrap(typechecker(subject), typechecker=None)  # with both jaxtyping checks arguments twice
+        return wrap(CHECKED(subject), typechecker=None)  # with both jaxtyping checks arguments twice
 
     jaxtyping.jaxtyped = lambda *, typechecker: lambda subject: jaxtyped(subject, typechecker)
 
