@@ -41,6 +41,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     return math.exp(above) - math.exp(min(epsilon + below, above))
 
 
+@lru_cache(maxsize=1024)
 def gaussian_epsilon(delta: float, mu: float) -> float:
     """The smallest ε for which the noise of `gaussian_delta` is (ε, δ)-private."""
     if mu == math.inf:
@@ -54,6 +55,7 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     return float(brentq(lambda epsilon: gaussian_delta(epsilon, mu) - delta, 0.0, highest, xtol=1e-9))
 
 
+@lru_cache(maxsize=1024)
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest μ, so the least noise Δ/μ, that is (ε, δ)-private: the analytic Gaussian mechanism."""
     from scipy.optimize import brentq

@@ -56,6 +56,7 @@ def test_without_the_head_no_rule_reads_a_label(seen):
     assert fedsim.attack("labels", seen({"bias": {"head": False}})).labels.tolist() == [4]
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_searches_match_whatever_is_shared(recipe, seen):
     short = {"gauss_newton": {"steps": 1, "starts": ["mean"]}, "inverting_gradients": {"steps": 2, "restarts": 1}}

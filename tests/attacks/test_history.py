@@ -105,6 +105,7 @@ def test_rounds_in_which_the_model_saw_other_images_are_not_solved_together(roun
     assert alone.status == "done"
 
 
+@pytest.mark.usefixtures("few_last_steps")
 def test_rounds_behind_a_regression_that_changes_no_image_are_solved_together():
     model = ModelSpec("vit_tiny_patch16_224", 10, 4, 2, kwargs={"depth": 1, "embed_dim": 12, "num_heads": 1}).build(0)
     image = DIGITS[7:8, :, 2:6, 2:6].expand(1, 3, 4, 4)

@@ -91,7 +91,7 @@ def test_an_image_that_patches_do_not_cover_stays_as_it_was_found(rng):
 
 def test_an_image_of_which_the_model_forgets_the_order_is_its_mean_over_orders():
     digits = (torch.from_numpy(load_digits().images / 16).float()[:, None]).expand(-1, 3, -1, -1)
-    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10), (), 0).build(keep=True)
+    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"depth": 1}), (), 0).build(keep=True)
     seen = fedsim.observe(vit, digits[3:4], [3], defense=["no_pe"], seed=0)
     seen = replace(seen, image_prior=PublicPrior.of(digits[1000:1300]))
     result = fedsim.attack("gauss_newton", seen, steps=3, starts=["mean"], frames=0)
@@ -100,6 +100,7 @@ def test_an_image_of_which_the_model_forgets_the_order_is_its_mean_over_orders()
     assert errors[0] < 1.3 * errors[1], "no patch is put where public images never have it"
 
 
+@pytest.mark.usefixtures("few_last_steps")
 def test_an_image_whose_order_rotary_positions_tell_stays_as_it_was_found(monkeypatch):
     def spread(*given):
         pytest.fail("it is no mean over orders")

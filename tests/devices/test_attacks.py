@@ -81,6 +81,7 @@ def check(device, monkeypatch, name, overrides, batch=1):
     assert result.target != "images" or kernels[0] > 100
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("name", sorted({path.stem for path in (CONF / "attack").glob("*.yaml")} - TRAINED))
 def test_an_attack_keeps_to_its_device(device, monkeypatch, name):
     check(device, monkeypatch, name, CLIENTS.get(name, []), BATCHES.get(name, 1))
@@ -93,6 +94,7 @@ def test_a_generator_on_the_device_tells_its_shape(device):
         generator.check_image_shape((3, 8, 8))
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("what", MORE)
 def test_so_it_does_with(device, monkeypatch, what):
     check(device, monkeypatch, *MORE[what])

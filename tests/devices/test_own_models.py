@@ -21,6 +21,7 @@ def images(rng):
     return torch.rand(1, 3, 4, 4, generator=rng)
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("place", ["cpu", "device"])
 @pytest.mark.parametrize("attack", ["fc_bias", "rgap", "dlg", "gauss_newton", "labels", "labels_llg"])
 def test_gradients_from_there_are_attacked_anywhere(device, network, images, attack, place):

@@ -61,6 +61,7 @@ def test_what_is_shortened_stands_in_a_block():
     assert set(FEWER_STEPS) <= {word for block in RUN for line in block.commands() for word in line}
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("block", named(RUN))
 def test_a_block_runs_as_it_stands(block: Block, command, tmp_path, monkeypatch):
     """Commands of the product in this process and on its inline engine; everything else in a shell."""

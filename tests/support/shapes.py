@@ -2,9 +2,12 @@
 
 import dataclasses
 import inspect
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import jaxtyping
+from beartype import BeartypeConf, beartype
+
+CHECKED = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
 
 
 def check_stated_alone() -> None:
@@ -12,9 +15,26 @@ def check_stated_alone() -> None:
     wrap = jaxtyping.jaxtyped
 
     def jaxtyped(subject: Any, typechecker: Any) -> Any:
-        return wrap(subject, typechecker=typechecker) if states_shapes(subject) else subject
+        if not states_shapes(subject):
+            return subject
+        if not inspect.isfunction(subject) or inspect.isgeneratorfunction(subject):
+            return wrap(subject, typechecker=typechecker)
+        subject.__annotations__ = {name: _known(one, subject) for name, one in subject.__annotations__.items()}
+        return wrap(CHECKED(subject), typechecker=None)  # with both jaxtyping checks arguments twice
 
     jaxtyping.jaxtyped = lambda *, typechecker: lambda subject: jaxtyped(subject, typechecker)
+
+
+def _known(annotation: Any, function: Any) -> Any:
+    """Anything where a name is not known as the function is made."""
+
+    def one() -> None: ...
+
+    one.__annotations__ = {"value": annotation}
+    try:
+        return get_type_hints(one, function.__globals__, include_extras=True)["value"]
+    except (NameError, ValueError):
+        return Any
 
 
 def states_shapes(subject: Any) -> bool:

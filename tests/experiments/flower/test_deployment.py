@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 SETTINGS = [
     "num_clients=2",
     "num_rounds=2",
-    "evaluate_every=1",
+    "evaluate_every=2",
     "observe.every=1",
     "attack=[patch_gradient]",
     "tracker=[]",
@@ -43,7 +43,7 @@ def app_folder(folder):
 
 @pytest.mark.timeout(1200)
 def test_superlink_and_supernodes_train_attack_and_stop(tmp_path, fedsim, warm):
-    """60 to 80 s of CPU, most of it for importing torch: a SuperNode starts a process for each message."""
+    """About a minute of CPU, most of it for importing torch: a SuperNode starts a process for each message."""
     app, deployed = app_folder(tmp_path / "app"), tmp_path / "deployed"
 
     def run(*overrides):

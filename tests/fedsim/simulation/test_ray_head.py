@@ -28,10 +28,12 @@ def head(tmp_path_factory):
     (home / ".ray" / "auth_token").write_text("0" * 64)
     port = free_port()
     environment = {**os.environ, "HOME": str(home), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environment["RAY_prestart_worker_first_driver"] = "0"  # no task is run
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
         environment.pop(name, None)
     options = ["--head", "--block", "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--num-cpus=1"]
     options += [f"--port={port}", "--min-worker-port=0", "--max-worker-port=0", f"--temp-dir={tempfile.mkdtemp()}"]
+    options += ["--include-log-monitor=false"]
     ray_command = [str(Path(sys.executable).with_name("ray")), "start", *options]
     with subprocess.Popen(
         ray_command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

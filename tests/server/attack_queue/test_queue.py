@@ -14,6 +14,7 @@ from server.attack_queue.results import ResultWriter
 from server.attack_queue.scheduling import InlineAttacks
 from tests.support.clients import observe_client
 
+SMALL = ("data=digits", "model=vit_nano")
 ATTACKS = {"patch_gradient": {"_target_": "attacks.analytic.PatchGradient"}}
 
 
@@ -27,7 +28,7 @@ def queue(tmp_path):
 
 def test_what_has_ended_is_not_attacked_again(queue, tmp_path):
     attacking, said = queue
-    seen = observe_client()
+    seen = observe_client(*SMALL)
     attacking(*seen)
     attacking(*seen)
     assert len(list(RunFolder(tmp_path).rows("attacks"))) == attacking.keep() == 1
@@ -41,7 +42,7 @@ def test_a_full_disk_costs_the_copy_and_not_the_attack(queue, tmp_path, monkeypa
 
     monkeypatch.setattr(Observation, "save", full)
     attacking, said = queue
-    attacking(*observe_client())
+    attacking(*observe_client(*SMALL))
     assert [row["status"] for row in RunFolder(tmp_path).rows("attacks")] == ["done"]
     assert said == ["observation round-00000-client-00000 could not be saved: No space left on device"]
 
@@ -55,7 +56,7 @@ ROUNDS = {"rounds": {"_target_": "tests.server.faulty_attacks.Rounds"}}
 )
 def test_rounds_are_read_together_where_a_batch_holds_all_images(queue, images, attacks, rounds):
     attacking = replace(queue[0], scheduler=Listening(attacks, 0, print), history=True)
-    steps = ("client.share=delta", "client.local_steps=1", "client.batch_size=2")
+    steps = (*SMALL, "client.share=delta", "client.local_steps=1", "client.batch_size=2")
     observation, truth = observe_client(*steps, positions=range(images))
     for server_round in (1, 2):
         attacking(replace(observation, server_round=server_round), truth)
@@ -64,7 +65,7 @@ def test_rounds_are_read_together_where_a_batch_holds_all_images(queue, images, 
 
 def test_an_earlier_round_that_is_damaged_is_left_out(queue, tmp_path):
     attacking, said = replace(queue[0], scheduler=Listening(ROUNDS, 0, print), history=True), queue[1]
-    observation, truth = observe_client("client.share=delta", "client.local_steps=1")
+    observation, truth = observe_client(*SMALL, "client.share=delta", "client.local_steps=1")
     for server_round in (1, 2):
         attacking(replace(observation, server_round=server_round), truth)
     (tmp_path / "observations" / "round-00001-client-00000" / "update.safetensors").write_bytes(b"x")

@@ -143,9 +143,9 @@ class Kept(Session):
 
 
 def test_a_search_that_was_killed_goes_on(triple: Observation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "SAVE_EVERY", 2)
-    whole = FirstBlock(starts=6)(triple, torch.Generator().manual_seed(0), torch.device("cpu"))
-    killed = FirstBlock(starts=6)
+    monkeypatch.setattr(search, "SAVE_EVERY", 1)
+    whole = FirstBlock(starts=3)(triple, torch.Generator().manual_seed(0), torch.device("cpu"))
+    killed = FirstBlock(starts=3)
     killed.session = Kept()
     with pytest.raises(KilledError):
         killed(triple, torch.Generator().manual_seed(0), torch.device("cpu"))

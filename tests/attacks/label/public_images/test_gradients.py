@@ -30,9 +30,9 @@ def digits():
 @pytest.fixture(scope="module")
 def observe(digits):
     images, labels = digits
-    model = ModelSpec("vit_nano_patch2_8", num_classes=10).build(0)
+    whole = ModelSpec("vit_nano_patch2_8", num_classes=10).build(0)
 
-    def make(chosen, withheld):
+    def make(chosen, withheld, model=whole):
         seen = fedsim.observe(model, images[chosen], labels[chosen], defense=Withhold(withheld))
         return seen.with_public_images(images[300:], labels[300:])
 
@@ -58,7 +58,8 @@ def test_a_search_goes_on_with_that_label(digits, observe, monkeypatch):
     """LayerNorms alone: no rule read a label there before."""
     monkeypatch.setattr(starts, "RACERS", 1)  # the nearest public image comes near
     images, labels = digits
-    result = fedsim.attack("gauss_newton", observe([1], NORMS_ALONE), starts=["public"], restarts=1, steps=10)
+    seen = observe([1], NORMS_ALONE, ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"depth": 1}).build(0))
+    result = fedsim.attack("gauss_newton", seen, starts=["public"], restarts=1, steps=10)
     assert result.labels.tolist() == [int(labels[1])]
     assert float((result.images - images[1]).square().mean()) < 1e-6
 

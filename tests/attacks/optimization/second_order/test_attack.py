@@ -261,6 +261,7 @@ def test_what_too_few_numbers_leave_open_is_the_likeliest(model, images, monkeyp
     assert errors[0] < 0.75 * errors[1]
 
 
+@pytest.mark.usefixtures("few_last_steps")
 def test_labels_of_local_batches_are_searched_in_other_orders_than_the_sorted(model, images):
     """Only the client knows which image it trained on first."""
     protocol = {"share": "delta", "local_epochs": 1, "batch_size": 1, "lr": 0.1}
@@ -349,6 +350,7 @@ def test_it_says_how_far_it_is(model, images):
     assert all(0 < done <= total == 7 + STEPS for done, total in attack.session.told)
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("dies_at", [1, 2])
 def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
     seen = fedsim.observe(model, images[:2], torch.tensor([1, 4]), defense=[Withhold(["1.*"])])
@@ -364,6 +366,7 @@ def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
     assert [frame.step for frame in resumed.frames] == [frame.step for frame in whole.frames]
 
 
+@pytest.mark.usefixtures("few_last_steps")
 def test_what_an_earlier_version_saved_is_passed_over(model, images):
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[Withhold(["1.*"])])
     settings = {"starts": ["mean"], "steps": 6, "save_every": 2, "frames": 0}
@@ -390,10 +393,12 @@ def test_digits_come_back_where_all_that_closed_forms_read_is_withheld():
     assert psnr(result.images, image) > 60
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize(("count", "defense"), [(2, []), (1, ["mjp"])])
 def test_it_starts_from_what_a_closed_form_makes_of_a_batch_and_behind_mjp(count, defense):
     images = torch.from_numpy(load_digits().images[:count] / 16).float()[:, None].expand(-1, 3, -1, -1)
-    vit = Architecture(ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"embed_dim": 32}), (), 0).build(keep=True)
+    spec = ModelSpec("vit_nano_patch2_8", num_classes=10, kwargs={"embed_dim": 32, "depth": 1})
+    vit = Architecture(spec, (), 0).build(keep=True)
     seen = fedsim.observe(vit, images, torch.arange(count), defense=defense)
     result = fedsim.attack("gauss_newton", seen, starts=["closed_form"], steps=1)
     assert result.status == "done", result.fault or result.reason

@@ -206,6 +206,7 @@ def test_two_starts_that_come_to_the_same_image_are_enough(mlp, digits, two_race
     assert {row["start"] for row in result.trace if "start" in row} == {0.0, 1.0}
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("stated", [False, True])
 def test_an_image_that_is_explained_tells_its_label_but_where_labels_are_stated(digits, cpu, rng, two_race, stated):
     """Of a trained model's update without its classifier, with another label than the digit's to begin with."""
@@ -220,6 +221,7 @@ def test_an_image_that_is_explained_tells_its_label_but_where_labels_are_stated(
     assert (decibels(seen.to_unit_range(found.images), images) > 20) == (not stated)
 
 
+@pytest.mark.usefixtures("few_last_steps")
 def test_a_killed_search_goes_on_with_the_name_that_it_found(digits, cpu, two_race):
     """It dies at the save that follows the naming."""
     images, labels = digits[0][:1].contiguous(), digits[1][:1]
@@ -246,10 +248,13 @@ def test_a_killed_search_goes_on_with_the_name_that_it_found(digits, cpu, two_ra
     assert torch.equal(again.images, whole.images)
 
 
-def test_a_name_that_the_clients_own_loss_does_not_bear_out_is_none(mlp, digits, cpu, rng, monkeypatch):
+@pytest.mark.usefixtures("few_last_steps")
+def test_a_name_that_the_clients_own_loss_does_not_bear_out_is_none(digits, cpu, rng, two_race, monkeypatch):
     """What earlier starts found is kept."""
     images, labels = digits[0][:1].contiguous(), digits[1][:1]
-    seen = fedsim.observe(mlp, images, labels).with_public_images(digits[0][1000:1020], digits[1][1000:1020])
+    seen = fedsim.observe(trained_mlp(digits, 48), images, labels).with_public_images(
+        digits[0][1000:1020], digits[1][1000:1020]
+    )
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
     monkeypatch.setattr(WarmStart, "labels", lambda self, point: labels + 1)
     search = LevenbergMarquardt(steps=3, starts=("mean", "public"), restarts=1)
@@ -259,9 +264,12 @@ def test_a_name_that_the_clients_own_loss_does_not_bear_out_is_none(mlp, digits,
     assert {row["start"] for row in found.trace if "start" in row} == {0.0, 1.0}
 
 
-def test_a_name_that_was_refused_is_not_tried_again(mlp, digits, cpu, rng, monkeypatch):
+@pytest.mark.usefixtures("few_last_steps")
+def test_a_name_that_was_refused_is_not_tried_again(digits, cpu, rng, two_race, monkeypatch):
     images, labels = digits[0][:1].contiguous(), digits[1][:1]
-    seen = fedsim.observe(mlp, images, labels).with_public_images(digits[0][1000:1020], digits[1][1000:1020])
+    seen = fedsim.observe(trained_mlp(digits, 48), images, labels).with_public_images(
+        digits[0][1000:1020], digits[1][1000:1020]
+    )
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
     monkeypatch.setattr(WarmStart, "labels", lambda self, point: labels + 1)
     plans, module = [], "attacks.optimization.second_order.victim"

@@ -17,7 +17,7 @@ ONE_START = ["--starts", "mean"]
 
 
 @pytest.fixture
-def call(call_main, tmp_path, monkeypatch):
+def call(call_main, tmp_path, monkeypatch, few_last_steps):
     monkeypatch.setitem(study.BUDGETS, "small", (1, 1))
     return partial(call_main, "experiments.studies.finetune.__main__", "--out", str(tmp_path), "--workers", "1")
 

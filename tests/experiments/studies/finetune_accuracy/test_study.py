@@ -45,7 +45,7 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture
-def call(call_main, pictures, tmp_path, monkeypatch):
+def call(call_main, pictures, tmp_path, monkeypatch, few_last_steps):
     monkeypatch.setitem(study.SCALES, "small", TINY)
     for module in (scales, study, tables):
         monkeypatch.setattr(module, "RECIPES", RECIPES)

@@ -10,7 +10,7 @@ from fedsim.ground_truth import GroundTruth
 
 
 @pytest.fixture
-def call(call_main, tmp_path, monkeypatch):
+def call(call_main, tmp_path, monkeypatch, few_last_steps):
     search = {"second": {"steps": 1, "restarts": 1, "starts": ["closed_form"]}, "first": 1}
     monkeypatch.setitem(work.BUDGETS, "small", search)
     return partial(call_main, "experiments.studies.realism.__main__", "--out", str(tmp_path), "--workers", "1")

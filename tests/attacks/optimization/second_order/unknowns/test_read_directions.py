@@ -124,11 +124,14 @@ def test_a_search_ends_at_the_likeliest_image_of_those_that_explain_the_update(v
     assert float((images[0].double() - expected).square().mean().sqrt()) > 1e-2
 
 
+@pytest.mark.usefixtures("few_last_steps")
 @pytest.mark.parametrize("sides", [16, 8])
 def test_a_module_of_ones_own_is_searched_whether_its_projection_reads_the_image_or_not(sides):
     """The 8 pixels are enlarged before."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Upsample((16, 16)), OwnViT()) if sides < 16 else OwnViT()
+    model = OwnViT(width=16)
+    if sides < 16:
+        model = torch.nn.Sequential(torch.nn.Upsample((16, 16)), model)
     stated = {
         role: f"1.{name}" if sides < 16 else name
         for role, name in ROLES.items()
