@@ -186,7 +186,7 @@ def _empty_plot(figure, prefix, description):
 @pytest.fixture
 def few_last_steps(monkeypatch):
     """Searches by second order go two steps towards the likeliest image and no more: for tests of something else."""
-    monkeypatch.setattr("attacks.optimization.second_order.likeliest.STEPS", 2)
+    monkeypatch.setattr("attacks.optimization.second_order.posterior.mode.STEPS", 2)
 
 
 @pytest.fixture

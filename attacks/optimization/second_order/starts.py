@@ -19,7 +19,7 @@ from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.residual import shape_of
-from attacks.optimization.second_order.warm_start import MOST_DRAWS, RACERS, WarmStart
+from attacks.optimization.second_order.warm_start import RACERS, WarmStart
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
 
@@ -114,12 +114,12 @@ class Starts:
         images, shape = self._public_images, shape_of(self.problem)
         if images is None:
             return None
-        rng = torch.Generator().manual_seed(self.seeds[0])
-        count = len(images) if shape[0] == 1 else MOST_DRAWS
+        rng, most = torch.Generator().manual_seed(self.seeds[0]), self.warm_start.most_examples
+        count = min(len(images), most) if shape[0] == 1 else most
         orders = [torch.randperm(max(count, len(images)), generator=rng)[:count] % len(images) for _ in range(shape[0])]
         batches = torch.stack([images[order] for order in orders], dim=1)
         found = self.warm_start.gathered(torch.stack([self._as_point(one) for one in batches]), self.seeds[0])
-        return self.warm_start.in_order(found, "ensemble")
+        return None if found is None else self.warm_start.in_order(found, "ensemble")
 
     @cached_property
     def _raced(self) -> list[Float[Tensor, " n"]]:

@@ -12,8 +12,8 @@ from attacks.optimization.second_order.steps.sketch import gram
 
 DRAWS, LEAST_DRAWS, MOST_DRAWS = 4, 256, 1024
 """For each unknown, and at least and at most."""
-TINY = 1e-14
-"""Of the largest curvature, below which it is none."""
+TINY = 1e-12
+"""Of the largest curvature, below which float64 tells none."""
 PART = 8192
 """Rows that are converted at once."""
 PROBES = 16
@@ -24,10 +24,10 @@ RIDGES = tuple(10.0 ** (number / 2.0 - 10.0) for number in range(21))
 """Of the largest curvature."""
 WIDER, NARROWER = 2.0, 0.1
 """How much farther and nearer than their own covariance has it draws may be, at most."""
-SURE = 1e-6
-"""Of a prior's variance: what is left of it where more draws tell nothing that a derivative would not."""
-LITTLE = 0.9
-"""Share of the cost above which an estimate that explains more is the last."""
+LITTLE, SLOW = 0.9, 2
+"""An estimate that leaves more than this share of the cost explains little more; so many in turn end it."""
+FEWEST = 8
+"""Examples from which anything is estimated."""
 NEARER = 0.5
 """How much nearer examples are drawn where an estimate explains less than the one before."""
 
@@ -52,9 +52,10 @@ def regress(
     noise: Float[Tensor, " rows"] | None = None,
     scale: Float[Tensor, " unknowns"] | None = None,
 ) -> list[Estimate]:
-    """The unknowns at rows of zero: linear in the rows, by the ridge that tells each example from the others best and by larger ones.
+    """The unknowns at rows of zero, linear in the rows: by the ridge that leaves examples out best, and by larger ones.
 
-    Linear minimum mean square error estimation with sample covariances; rows may outnumber examples by far.
+    Linear minimum mean square error estimation with sample covariances; rows may outnumber examples by far. Of the rows
+    what varies among examples counts, which is the best where errors are alike.
 
     Args:
         rows: of each example, what it would share less what was shared, in units of its own.
@@ -71,7 +72,7 @@ def regress(
     products = _gram(torch.cat([rows, -centre[None]]))
     square, at_zero = products[:-1, :-1], products[:-1, -1]
     curvature, basis = torch.linalg.eigh(square)
-    told = curvature > TINY * curvature[-1]
+    told = curvature > TINY * curvature[-1].clamp(min=torch.finfo(curvature.dtype).tiny)
     curvature, basis = curvature[told], basis[:, told]
     features, aimed = basis * curvature.sqrt(), (basis.T @ at_zero) / curvature.sqrt()
     errors = torch.zeros_like(torch.diag(curvature))
@@ -79,9 +80,9 @@ def regress(
         projected = basis.T @ _gram(rows * noise.sqrt()) @ basis
         errors = projected / curvature.sqrt() / curvature.sqrt()[:, None]
     scale = torch.ones_like(middle) if scale is None else scale
-    found = []
+    found, largest = [], float(curvature[-1]) if len(curvature) else 0.0
     for ridge in RIDGES:
-        system = torch.diag(curvature + ridge * curvature[-1]) + count * errors
+        system = torch.diag(curvature + ridge * largest) + count * errors
         gain = torch.linalg.solve(system, features.T @ apart)
         hat = (features * torch.linalg.solve(system, features.T).T).sum(1)
         left_out = (apart - features @ gain) / (1.0 - hat).clamp(min=1e-12)[:, None]
@@ -112,45 +113,55 @@ class Ensemble:
         cost: ‖r‖² of one.
         enough: of it.
         report: is told the cost of each estimate.
+        most: examples at once.
     """
 
     rows: Callable[[Float[Tensor, "n unknowns"]], Float[Tensor, "n rows"]]
     cost: Callable[[Float[Tensor, " unknowns"]], float]
     enough: float
     report: Callable[[float], None]
+    most: int = MOST_DRAWS
     noise: Float[Tensor, " rows"] | None = None
     scale: Float[Tensor, " unknowns"] | None = None
 
     def run(
         self, examples: Float[Tensor, "n unknowns"], rng: torch.Generator
-    ) -> tuple[Float[Tensor, " unknowns"], bool]:
+    ) -> tuple[Float[Tensor, " unknowns"], bool] | None:
         """The estimate that explains the most, and whether that is enough.
 
         Args:
-            examples: likely images; what is drawn after are normal deviates.
+            examples: likely images; where they are few, normal deviates besides, as all that are drawn after.
         """
-        rows, best, found, near = self.rows(examples), math.inf, None, 1.0
-        slow = 0
+        few = torch.randn(max(0, LEAST_DRAWS - len(examples)), examples.shape[1], generator=rng, dtype=torch.float64)
+        examples, rows = self._told(torch.cat([examples, few.to(examples)]))
+        best, found, near, slow = math.inf, None, 1.0, 0
         for _ in range(TIMES):
+            if len(examples) < FEWEST:
+                break
             several = regress(examples, rows, self.noise, self.scale)
-            costs = self.rows(torch.stack([one.mean for one in several])).square().sum(1)
-            one = next((one for one, cost in zip(several, costs.tolist(), strict=True) if cost < best), several[0])
+            costs = self.rows(torch.stack([one.mean for one in several])).square().sum(1).tolist()
+            one = next((one for one, cost in zip(several, costs, strict=True) if cost < best), several[0])
             cost = self.cost(one.mean)
             self.report(cost)
-            if found is None or cost < best:
+            if cost < best:
                 slow = slow + 1 if cost > LITTLE * best else 0
                 best, found, near = cost, one, min(1.0, near / NEARER)
-                if best <= self.enough or slow == 2:
-                    break
             else:
                 near *= NEARER
+            if found is None or best <= self.enough or slow == SLOW:
+                break
             examples, rows = self._drawn(found, best, near, rng)
-        assert found is not None
-        return found.mean, best <= self.enough
+        return None if found is None else (found.mean, best <= self.enough)
+
+    def _told(self, examples: Float[Tensor, "n unknowns"]) -> tuple[Tensor, Tensor]:
+        """With their rows, without examples at which those are no numbers."""
+        rows = self.rows(examples)
+        finite = rows.isfinite().all(dim=1)
+        return examples[finite], rows[finite]
 
     def _drawn(self, found: Estimate, cost: float, near: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """As far from the estimate as it is itself from what was shared, by what would be shared."""
-        count = min(max(LEAST_DRAWS, DRAWS * len(found.mean)), MOST_DRAWS)
+        """Examples as far from the estimate as it is itself from what was shared, by what would be shared."""
+        count = min(max(LEAST_DRAWS, DRAWS * len(found.mean)), self.most)
         variances, axes = torch.linalg.eigh(found.covariance)
         half = torch.randn(count // 2, len(found.mean), generator=rng, dtype=torch.float64).to(found.mean)
         offsets = (torch.cat([half, -half]) * variances.clamp(min=0.0).sqrt()) @ axes.T
@@ -159,5 +170,5 @@ class Ensemble:
         spread = float((probed[1:] - probed[0]).square().sum(1).mean())
         signal = cost if self.noise is None else max(0.0, cost - float(self.noise.sum()))
         wider = math.sqrt(signal / spread) if spread > 0.0 else 1.0
-        examples = found.mean + near * min(max(wider, NARROWER), WIDER) * offsets
-        return examples, self.rows(examples)
+        wider = min(max(wider, NARROWER), WIDER) if math.isfinite(wider) else 1.0
+        return self._told(found.mean + near * wider * offsets)

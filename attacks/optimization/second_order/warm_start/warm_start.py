@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import vmap
@@ -18,7 +19,9 @@ from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, memory_of, whole_model, whole_together
 from attacks.optimization.second_order.steps.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.steps.products import MatrixFree
-from attacks.optimization.second_order.warm_start.ensemble import TIMES, Ensemble
+from attacks.optimization.second_order.unknowns.prior_directions import PriorDirections
+from attacks.optimization.second_order.unknowns.read_directions import ReadDirections
+from attacks.optimization.second_order.warm_start.ensemble import LEAST_DRAWS, MOST_DRAWS, TIMES, Ensemble
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
@@ -29,6 +32,8 @@ MORE_STEPS = 2
 """Of an order that is searched for, for each step of a start."""
 MUCH_NEARER = 0.1
 """Of ‖r‖² where a start began to come near: an end that leaves less is what the search proper starts from."""
+EXAMPLE_BYTES = 32
+"""Of each number that an example would share, with the copies that are weighed."""
 COLUMNS = 256
 """Unknowns whose share of an image is found at once."""
 RACERS, RACE = 8, 3
@@ -64,36 +69,43 @@ class WarmStart:
     @property
     def gathers(self) -> bool:
         """Whether many likely images lead to the client's: where J is whole, and one gradient tells the errors."""
-        return self.plan.varied is not None and self.knows_errors and not self._as_it_is
+        return self.plan.varied is not None and self.knows_errors and self.most_examples >= LEAST_DRAWS
 
-    def gathered(self, points: Float[Tensor, "k n"], seed: int) -> Float[Tensor, " n"]:
-        """Where many likely points lead, see `Ensemble`."""
-        part = "ensemble"
-        if part not in self.trail.ends:
-            varied, residual, coarse = self.plan.varied, self._residual, self._coarse
-            together = whole_together(self.problem, varied.count, self.task) if varied is not None else None
-            assert varied is not None and together is not None
-            noise, zero = None, torch.zeros(varied.count, dtype=torch.float64, device=self.task.device)
-            if residual.errors is not None:
-                logits = len(residual(zero)) - len(residual.errors)
-                noise = torch.cat([residual.errors.square(), residual.errors.new_zeros(logits)])
-            units = torch.eye(len(zero)).to(zero)
-            scale = vmap(lambda unit: (varied.point(unit) - varied.point(zero)).square().mean(), chunk_size=COLUMNS)(
-                units
-            )
-            ensemble = Ensemble(
-                lambda z: vmap(coarse, chunk_size=together)(z.float()),
-                lambda z: float(residual(z).square().sum()),
-                self._enough(residual),
-                self.report,
-                noise,
-                scale,
-            )
+    @property
+    def most_examples(self) -> int:
+        """At once, by the memory that their rows take."""
+        numbers = len(self.plan.stages[0].residual.target)
+        return min(MOST_DRAWS, int(memory_of(self.task) / (EXAMPLE_BYTES * numbers)))
+
+    def gathered(self, points: Float[Tensor, "k n"], seed: int) -> Float[Tensor, " n"] | None:
+        """Where many likely points lead, see `Ensemble`; None where nothing is told of any."""
+        part, varied = "ensemble", self.plan.varied
+        if part not in self.trail.ends and varied is not None:
             examples = torch.stack([varied.unknowns(point) for point in points])
-            end, enough = ensemble.run(examples, torch.Generator().manual_seed(seed))
-            self.trail.add(part, varied.point(end), enough, None)
+            found = self._ensemble(varied).run(examples, torch.Generator().manual_seed(seed))
+            if found is None:
+                return None
+            self.trail.add(part, varied.point(found[0]), found[1], None)
             self.keep()
         return self.trail.ends[part][0]
+
+    def _ensemble(self, varied: PriorDirections | ReadDirections) -> Ensemble:
+        residual, coarse = self._residual, self._coarse
+        together = whole_together(self.problem, varied.count, self.task)
+        zero = torch.zeros(varied.count, dtype=torch.float64, device=self.task.device)
+        logits = len(residual(zero)) - len(residual.target)
+        noise = None if residual.errors is None else F.pad(residual.errors.square(), (0, logits))
+        middle = varied.point(zero)
+        scale = vmap(lambda unit: (varied.point(unit) - middle).square().mean(), chunk_size=COLUMNS)
+
+        def rows(z: Tensor) -> Tensor:
+            return vmap(coarse, chunk_size=together)(z.float())
+
+        def cost(z: Tensor) -> float:
+            return float(residual(z).square().sum())
+
+        enough, units = self._enough(residual), torch.eye(len(zero)).to(zero)
+        return Ensemble(rows, cost, enough, self.report, self.most_examples, noise, scale(units))
 
     def steps_of(self, kinds: Sequence[str]) -> list[int]:
         """Those that come near before each start, at most; a race is before the first from a public image.

@@ -63,3 +63,14 @@ def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_e
     assert ends.trust == 1.0
     ends.found = [End(25_000.0, torch.zeros(192))]
     assert ends.trust == 0.0
+
+
+@pytest.mark.parametrize(("least", "settled"), [(1e8, True), (3e4, False)])
+def test_behind_noise_an_end_within_its_errors_settles_what_they_hide_little_of(least, settled):
+    plan = SimpleNamespace(stages=[SimpleNamespace(residual=SimpleNamespace(before=lambda x: x, floor=1e4))])
+    ends = Ends(SimpleNamespace(count=1, space=None), plan, GaussianPrior(), torch.device("cpu"))
+    ends.__dict__["least"] = least
+    ends.found = [End(10_100.0, torch.zeros(192))]
+    assert ends.settled == settled
+    ends.found = [End(20_000.0, torch.zeros(192))]
+    assert not ends.settled
