@@ -19,7 +19,7 @@ from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.residual import shape_of
-from attacks.optimization.second_order.warm_start import RACERS, WarmStart
+from attacks.optimization.second_order.warm_start import FEWEST, RACERS, WarmStart
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
 
@@ -110,15 +110,17 @@ class Starts:
         return self.warm_start.in_order(raced[rank], str(rank)) if rank < len(raced) else None
 
     def _gathered(self) -> Tensor | None:
-        """From all public images together; of a batch's images each from one of its own."""
-        images, shape = self._public_images, shape_of(self.problem)
-        if images is None:
+        """From many public images together; of a batch's images each from one of its own."""
+        images, count, most = self._public_images, self.problem.count, self.warm_start.most_examples
+        if images is None or most < FEWEST:
             return None
-        rng, most = torch.Generator().manual_seed(self.seeds[0]), self.warm_start.most_examples
-        count = min(len(images), most) if shape[0] == 1 else most
-        orders = [torch.randperm(max(count, len(images)), generator=rng)[:count] % len(images) for _ in range(shape[0])]
-        batches = torch.stack([images[order] for order in orders], dim=1)
-        found = self.warm_start.gathered(torch.stack([self._as_point(one) for one in batches]), self.seeds[0])
+        rng = torch.Generator().manual_seed(self.seeds[0])
+        if count == 1:
+            chosen = torch.randperm(len(images), generator=rng)[:most, None]
+        else:
+            chosen = torch.randint(len(images), (most, count), generator=rng).unique(dim=0)
+        points = torch.stack([self._as_point(images[one].double()) for one in chosen])
+        found = self.warm_start.gathered(points, self.seeds[0])
         return None if found is None else self.warm_start.in_order(found, "ensemble")
 
     @cached_property
@@ -166,6 +168,7 @@ class Starts:
         held, labels, images = self.problem.observation.public_images, self.problem.labels, self._public_images
         if held is None or labels is None or images is None:
             return []
+        images = images.double()
         warm_start, known = self.warm_start, self.warm_start.knows_errors
         any_class = known and warm_start.plan.whole
         if len(labels) == 1:
@@ -175,13 +178,13 @@ class Starts:
         every = -(-len(images) * len(labels) // self.most_public)  # of a batch's images together so many
         return [pool[: self.most_public] if len(pool) else images[::every] for pool in of_class]
 
-    @cached_property
+    @property
     def _public_images(self) -> Float[Tensor, "n c h w"] | None:
         """None where there are none, or they have other sizes than the client's."""
         held = self.problem.observation.public_images
         if held is None or not isinstance(self.problem.space, PixelSpace):
             return None
-        images = held.images().double()
+        images = held.images()
         return images if images.shape[1:] == shape_of(self.problem)[1:] else None
 
     def _closed_form(self) -> Tensor | None:

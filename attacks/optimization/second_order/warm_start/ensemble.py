@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -37,13 +38,13 @@ class Estimate:
     """Of unknowns, by those whose rows are known.
 
     Attributes:
-        covariance: of its error, each example estimated from the others.
         variance: of what stands for the unknowns, in the mean.
+        covariance: computes that of its error, each example estimated from the others.
     """
 
     mean: Float[Tensor, " unknowns"]
-    covariance: Float[Tensor, "unknowns unknowns"]
     variance: float
+    covariance: Callable[[], Float[Tensor, "unknowns unknowns"]]
 
 
 def regress(
@@ -80,15 +81,24 @@ def regress(
         projected = basis.T @ _gram(rows * noise.sqrt()) @ basis
         errors = projected / curvature.sqrt() / curvature.sqrt()[:, None]
     scale = torch.ones_like(middle) if scale is None else scale
-    found, largest = [], float(curvature[-1]) if len(curvature) else 0.0
-    for ridge in RIDGES:
+    largest = float(curvature[-1]) if len(curvature) else 0.0
+
+    def solved(ridge: float) -> tuple[Tensor, Tensor]:
         system = torch.diag(curvature + ridge * largest) + count * errors
         gain = torch.linalg.solve(system, features.T @ apart)
-        hat = (features * torch.linalg.solve(system, features.T).T).sum(1)
-        left_out = (apart - features @ gain) / (1.0 - hat).clamp(min=1e-12)[:, None]
-        covariance = left_out.T @ left_out / count + gain.T @ errors @ gain
-        variance = float((covariance.diagonal() * scale).sum() / scale.sum())
-        found.append(Estimate(middle + gain.T @ aimed, covariance, variance))
+        hat = (features * torch.linalg.solve(system, features.T).T).sum(1) + 1.0 / count  # of the means too
+        return gain, (apart - features @ gain) / (1.0 - hat).clamp(min=1e-12)[:, None]
+
+    def covariance(ridge: float) -> Tensor:
+        gain, left_out = solved(ridge)
+        return left_out.T @ left_out / count + gain.T @ errors @ gain
+
+    found = []
+    for ridge in RIDGES:
+        gain, left_out = solved(ridge)
+        squares = left_out.square().mean(0) + (gain * (errors @ gain)).sum(0)
+        variance = float((squares * scale).sum() / scale.sum())
+        found.append(Estimate(middle + gain.T @ aimed, variance, partial(covariance, ridge)))
     return found[min(range(len(found)), key=lambda place: found[place].variance) :]
 
 
@@ -136,6 +146,8 @@ class Ensemble:
         examples, rows = self._told(torch.cat([examples, few.to(examples)]))
         best, found, near, slow = math.inf, None, 1.0, 0
         for _ in range(TIMES):
+            if found is not None:
+                examples, rows = self._drawn(found, best, near, rng)
             if len(examples) < FEWEST:
                 break
             several = regress(examples, rows, self.noise, self.scale)
@@ -150,7 +162,6 @@ class Ensemble:
                 near *= NEARER
             if found is None or best <= self.enough or slow == SLOW:
                 break
-            examples, rows = self._drawn(found, best, near, rng)
         return None if found is None else (found.mean, best <= self.enough)
 
     def _told(self, examples: Float[Tensor, "n unknowns"]) -> tuple[Tensor, Tensor]:
@@ -162,7 +173,7 @@ class Ensemble:
     def _drawn(self, found: Estimate, cost: float, near: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Examples as far from the estimate as it is itself from what was shared, by what would be shared."""
         count = min(max(LEAST_DRAWS, DRAWS * len(found.mean)), self.most)
-        variances, axes = torch.linalg.eigh(found.covariance)
+        variances, axes = torch.linalg.eigh(found.covariance())
         half = torch.randn(count // 2, len(found.mean), generator=rng, dtype=torch.float64).to(found.mean)
         offsets = (torch.cat([half, -half]) * variances.clamp(min=0.0).sqrt()) @ axes.T
         probes = torch.cat([found.mean[None], found.mean + offsets[:: count // PROBES]])

@@ -86,6 +86,12 @@ class LogitErrors:
         )
         return LogitErrors(error, wanted, self.kept, log_probs, weights)
 
+    @property
+    def doubts(self) -> Float[Tensor, " rows"]:
+        """How far each row may be off, as δ is known."""
+        relative = (WEIGHT / self.weights - 1.0).clamp(min=0.0).sqrt() / UNSURE
+        return (self.weights * relative).flatten()
+
     def loss(self, scores: Float[Tensor, "batch classes"]) -> Float[Tensor, ""]:
         """Its gradient by weights is that of the client's loss wherever the logits are the client's."""
         sent = (scores * self.error).sum(1)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import vmap
@@ -21,7 +20,7 @@ from attacks.optimization.second_order.steps.levenberg_marquardt import Linearis
 from attacks.optimization.second_order.steps.products import MatrixFree
 from attacks.optimization.second_order.unknowns.prior_directions import PriorDirections
 from attacks.optimization.second_order.unknowns.read_directions import ReadDirections
-from attacks.optimization.second_order.warm_start.ensemble import LEAST_DRAWS, MOST_DRAWS, TIMES, Ensemble
+from attacks.optimization.second_order.warm_start.ensemble import MOST_DRAWS, TIMES, Ensemble
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
@@ -69,7 +68,7 @@ class WarmStart:
     @property
     def gathers(self) -> bool:
         """Whether many likely images lead to the client's: where J is whole, and one gradient tells the errors."""
-        return self.plan.varied is not None and self.knows_errors and self.most_examples >= LEAST_DRAWS
+        return self.plan.varied is not None and self.knows_errors
 
     @property
     def most_examples(self) -> int:
@@ -93,8 +92,10 @@ class WarmStart:
         residual, coarse = self._residual, self._coarse
         together = whole_together(self.problem, varied.count, self.task)
         zero = torch.zeros(varied.count, dtype=torch.float64, device=self.task.device)
-        logits = len(residual(zero)) - len(residual.target)
-        noise = None if residual.errors is None else F.pad(residual.errors.square(), (0, logits))
+        logits = None if self.known_logits is None else self.known_logits.errors
+        noise = residual.errors
+        if noise is not None:
+            noise = (noise if logits is None else torch.cat([noise, logits.doubts])).square()
         middle = varied.point(zero)
         scale = vmap(lambda unit: (varied.point(unit) - middle).square().mean(), chunk_size=COLUMNS)
 

@@ -42,7 +42,7 @@ def test_of_many_examples_of_a_line_behind_noise_it_is_the_posterior(rng):
     precision = torch.eye(4) + matrix.T @ (matrix / std.square()[:, None])
     mean = torch.linalg.solve(precision, matrix.T @ (seen / std.square()))
     assert torch.allclose(found.mean, mean, atol=0.1)
-    assert torch.allclose(found.covariance, torch.linalg.inv(precision), atol=0.1)
+    assert torch.allclose(found.covariance(), torch.linalg.inv(precision), atol=0.1)
 
 
 def test_its_error_is_that_of_each_example_estimated_from_the_others(rng):
@@ -50,17 +50,22 @@ def test_its_error_is_that_of_each_example_estimated_from_the_others(rng):
     rows = torch.sin(examples @ draws(rng, 3, 50))
     (found, *larger) = regress(examples, rows)
     errors = {ridge: [] for ridge in RIDGES}
-    middle, spread = rows.mean(0), torch.linalg.svdvals(rows - rows.mean(0))[0].square()
+    spread = torch.linalg.svdvals(rows - rows.mean(0))[0].square()
     for left_out in range(30):
         others = torch.arange(30) != left_out
-        for ridge, each in errors.items():  # of the same centre: what an example adds to it is not left out
-            apart, wanted = rows[others] - middle, examples[others] - examples.mean(0)
+        middle, centre = examples[others].mean(0), rows[others].mean(0)
+        for ridge, each in errors.items():
+            apart, wanted = rows[others] - centre, examples[others] - middle
             gain = torch.linalg.solve(apart @ apart.T + ridge * spread * torch.eye(29), wanted)
-            guess = examples.mean(0) + gain.T @ apart @ (rows[left_out] - middle)
-            each.append((examples[left_out] - guess).square())
+            each.append((examples[left_out] - middle - gain.T @ apart @ (rows[left_out] - centre)).square())
     variances = [float(torch.stack(each).mean()) for each in errors.values()]
     assert found.variance == pytest.approx(min(variances), rel=1e-3)
     assert [one.variance for one in larger] == pytest.approx(variances[-len(larger) :], rel=1e-3)
+
+
+def test_rows_that_say_nothing_of_examples_leave_them_as_unknown_as_they_were(rng):
+    (found, *_) = regress(draws(rng, 60, 3), draws(rng, 60, 200))
+    assert found.variance > 0.8
 
 
 def test_what_tells_nothing_leaves_the_examples_mean(rng):
