@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from scipy.optimize import least_squares
-from sklearn.datasets import load_digits
 
 import fedsim
 from attacks.optimization import Budget, Pixels, SquaredL2
@@ -15,13 +14,8 @@ from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.warm_start import Trail, WarmStart
 from attacks.optimization.second_order.warm_start.ensemble import RIDGES, TIMES, Ensemble, regress
 from defenses import GradientNoise
+from tests.attacks.optimization.second_order.test_starts import digits as digits
 from tests.attacks.optimization.second_order.test_starts import trained_mlp
-
-
-@pytest.fixture(scope="module")
-def digits():
-    found = load_digits()
-    return torch.from_numpy(found.images / 16).float()[:, None].expand(-1, 3, -1, -1), torch.from_numpy(found.target)
 
 
 @pytest.fixture(scope="module")
