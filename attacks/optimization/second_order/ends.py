@@ -26,6 +26,8 @@ SPREAD = 6.0
 """Standard deviations by which ‖r‖² of the true image may pass what noise leaves of it."""
 LEFT_BY_NEAR, SURE = 1e-3, 1.0 - 1e-6
 """Of ‖r‖² at the mean, what two ends may leave that speak for one image, and how alike they must be."""
+HIDDEN = 1e-7
+"""Of ‖r‖² at the mean, what errors may hide for one end to speak for itself: wrong images may leave less than 1e-5."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, in units of the noise."""
 
@@ -134,7 +136,7 @@ class Ends:
         if self.residual.before is None:
             near = bool(self.found) and self.left(self.best.cost) <= LEFT_BY_NEAR
             return self.explained or (near and self._alike(alone=0.0) >= SURE)
-        if self.within_errors and 0.0 < self.left(self.doubt) <= LEFT_BY_NEAR:
+        if self.within_errors and 0.0 < self.left(self.doubt) <= HIDDEN:
             return True
         return sum(end.cost <= self.best.cost + SAME for end in self.found) > 1
 
