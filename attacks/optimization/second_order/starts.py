@@ -66,7 +66,7 @@ class Starts:
             if kind == "closed_form":
                 yield kind, self._closed_form
                 continue
-            if kind == "public" and self.warm_start.gathers and self._public_images is not None:
+            if kind == "public" and self._public_images is not None and self.warm_start.many_images is not None:
                 yield "ensemble", self._gathered
             if kind == "any_order":
                 yield kind, partial(self._any_order, public=True)
@@ -111,9 +111,10 @@ class Starts:
 
     def _gathered(self) -> Tensor | None:
         """From many public images together; of a batch's images each from one of its own."""
-        images, count, most = self._public_images, self.problem.count, self.warm_start.most_examples
-        if images is None or most < FEWEST:
+        images, count, many = self._public_images, self.problem.count, self.warm_start.many_images
+        if images is None or many is None or many.most < FEWEST:
             return None
+        most = many.most
         rng = torch.Generator().manual_seed(self.seeds[0])
         if count == 1:
             chosen = torch.randperm(len(images), generator=rng)[:most, None]

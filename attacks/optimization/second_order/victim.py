@@ -130,7 +130,7 @@ class VictimSearch:
         return BestCandidate(self._images(x), self.problem.labels, values, point, self.rows, self.frames)
 
     def _starts(self) -> tuple[Starts, list[tuple[str, Callable[[], Tensor | None]]]]:
-        given = self.problem, self.task, self.plan, self.settings.steps
+        given = self.problem, self.task, self.plan, self.settings.steps, self.prior
         warm_start = WarmStart(*given, self._came_near, self.trail, self._keep)
         starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
         planned = list(starts.of(self.settings.starts))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.optimization.second_order.steps.sketch import gram
 
-DRAWS, LEAST_DRAWS, MOST_DRAWS = 4, 256, 1024
+DRAWS, LEAST_DRAWS, MOST_DRAWS = 4, 256, 2048
 """For each unknown, and at least and at most."""
 TINY = 1e-12
 """Of the largest curvature, below which float64 tells none."""
@@ -24,7 +24,10 @@ TIMES = 10
 RIDGES = tuple(10.0 ** (number / 2.0 - 10.0) for number in range(21))
 """Of the largest curvature."""
 WIDER, NARROWER = 2.0, 0.1
-"""How much farther and nearer than their own covariance has it draws may be, at most."""
+"""How much farther and nearer than their own covariance has it draws may be, at most.
+
+Fewer than `DRAWS` for each unknown are as far as that: they know it too little.
+"""
 LITTLE, SLOW = 0.9, 2
 """An estimate that leaves more than this share of the cost explains little more; so many in turn end it."""
 FEWEST = 8
@@ -39,12 +42,12 @@ class Estimate:
 
     Attributes:
         variance: of what stands for the unknowns, in the mean.
-        covariance: computes that of its error, each example estimated from the others.
+        root: computes R of the covariance RᵀR of its error, each example estimated from the others.
     """
 
     mean: Float[Tensor, " unknowns"]
     variance: float
-    covariance: Callable[[], Float[Tensor, "unknowns unknowns"]]
+    root: Callable[[], Float[Tensor, "deviates unknowns"]]
 
 
 def regress(
@@ -76,29 +79,42 @@ def regress(
     told = curvature > TINY * curvature[-1].clamp(min=torch.finfo(curvature.dtype).tiny)
     curvature, basis = curvature[told], basis[:, told]
     features, aimed = basis * curvature.sqrt(), (basis.T @ at_zero) / curvature.sqrt()
-    errors = torch.zeros_like(torch.diag(curvature))
+    errors = features.new_zeros(0)
     if noise is not None:
         projected = basis.T @ _gram(rows * noise.sqrt()) @ basis
         errors = projected / curvature.sqrt() / curvature.sqrt()[:, None]
     scale = torch.ones_like(middle) if scale is None else scale
     largest = float(curvature[-1]) if len(curvature) else 0.0
 
+    wanted = features.T @ apart
+
     def solved(ridge: float) -> tuple[Tensor, Tensor]:
-        system = torch.diag(curvature + ridge * largest) + count * errors
-        gain = torch.linalg.solve(system, features.T @ apart)
-        hat = (features * torch.linalg.solve(system, features.T).T).sum(1) + 1.0 / count  # of the means too
+        damped = curvature + ridge * largest
+        if noise is None:
+            gain, smooth = wanted / damped[:, None], features.T / damped[:, None]
+        else:
+            gain, smooth = torch.linalg.solve(
+                torch.diag(damped) + count * errors, torch.cat([wanted, features.T], dim=1)
+            ).split([wanted.shape[1], count], dim=1)
+        hat = (features * smooth.T).sum(1) + 1.0 / count  # of the means too
         return gain, (apart - features @ gain) / (1.0 - hat).clamp(min=1e-12)[:, None]
 
-    def covariance(ridge: float) -> Tensor:
+    def root(ridge: float) -> Tensor:
         gain, left_out = solved(ridge)
-        return left_out.T @ left_out / count + gain.T @ errors @ gain
+        found = left_out / math.sqrt(count)
+        if noise is None:
+            return found
+        variances, axes = torch.linalg.eigh(errors)
+        return torch.cat([found, variances.clamp(min=0.0).sqrt()[:, None] * (axes.T @ gain)])
 
     found = []
     for ridge in RIDGES:
         gain, left_out = solved(ridge)
-        squares = left_out.square().mean(0) + (gain * (errors @ gain)).sum(0)
+        squares = left_out.square().mean(0)
+        if noise is not None:
+            squares += (gain * (errors @ gain)).sum(0)
         variance = float((squares * scale).sum() / scale.sum())
-        found.append(Estimate(middle + gain.T @ aimed, variance, partial(covariance, ridge)))
+        found.append(Estimate(middle + gain.T @ aimed, variance, partial(root, ridge)))
     return found[min(range(len(found)), key=lambda place: found[place].variance) :]
 
 
@@ -171,15 +187,19 @@ class Ensemble:
         return examples[finite], rows[finite]
 
     def _drawn(self, found: Estimate, cost: float, near: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Examples as far from the estimate as it is itself from what was shared, by what would be shared."""
-        count = min(max(LEAST_DRAWS, DRAWS * len(found.mean)), self.most)
-        variances, axes = torch.linalg.eigh(found.covariance())
-        half = torch.randn(count // 2, len(found.mean), generator=rng, dtype=torch.float64).to(found.mean)
-        offsets = (torch.cat([half, -half]) * variances.clamp(min=0.0).sqrt()) @ axes.T
-        probes = torch.cat([found.mean[None], found.mean + offsets[:: count // PROBES]])
-        probed = self.rows(probes)
+        """Examples around the estimate, by the covariance that it has."""
+        wanted = DRAWS * len(found.mean)
+        count, root = min(max(LEAST_DRAWS, wanted), self.most), found.root()
+        half = torch.randn(count // 2, len(root), generator=rng, dtype=torch.float64).to(root) @ root
+        offsets = torch.cat([half, -half])
+        if count >= wanted:
+            offsets = self._apart(found.mean, offsets, cost) * offsets
+        return self._told(found.mean + near * offsets)
+
+    def _apart(self, mean: Tensor, offsets: Tensor, cost: float) -> float:
+        """How far to draw to be as far from the estimate as it is itself from what was shared, by what would be."""
+        probed = self.rows(torch.cat([mean[None], mean + offsets[:: len(offsets) // PROBES]]))
         spread = float((probed[1:] - probed[0]).square().sum(1).mean())
         signal = cost if self.noise is None else max(0.0, cost - float(self.noise.sum()))
-        wider = math.sqrt(signal / spread) if spread > 0.0 else 1.0
-        wider = min(max(wider, NARROWER), WIDER) if math.isfinite(wider) else 1.0
-        return self._told(found.mean + near * wider * offsets)
+        found = math.sqrt(signal / spread) if spread > 0.0 else 1.0
+        return min(max(found, NARROWER), WIDER) if math.isfinite(found) else 1.0

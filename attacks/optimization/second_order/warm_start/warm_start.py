@@ -18,23 +18,19 @@ from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, memory_of, whole_model, whole_together
 from attacks.optimization.second_order.steps.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.steps.products import MatrixFree
-from attacks.optimization.second_order.unknowns.prior_directions import PriorDirections
-from attacks.optimization.second_order.unknowns.read_directions import ReadDirections
-from attacks.optimization.second_order.warm_start.ensemble import MOST_DRAWS, TIMES, Ensemble
+from attacks.optimization.second_order.warm_start.ensemble import TIMES
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
+from attacks.optimization.second_order.warm_start.many_images import ManyImages
 from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
 from attacks.optimization.second_order.warm_start.trail import Trail
+from fedsim.bounds.gaussian_prior import ImagePrior
 
 MORE_STEPS = 2
 """Of an order that is searched for, for each step of a start."""
 MUCH_NEARER = 0.1
 """Of ‖r‖² where a start began to come near: an end that leaves less is what the search proper starts from."""
-EXAMPLE_BYTES = 32
-"""Of each number that an example would share, with the copies that are weighed."""
-COLUMNS = 256
-"""Unknowns whose share of an image is found at once."""
 RACERS, RACE = 8, 3
 """Points that are brought nearer before one is chosen, and by how many steps: ‖r‖² then tells which come near."""
 
@@ -54,6 +50,7 @@ class WarmStart:
     task: SearchTask
     plan: StagePlan
     steps: int
+    prior: ImagePrior
     report: Callable[[float], None]
     trail: Trail = field(default_factory=Trail)
     keep: Callable[[], None] = lambda: None
@@ -65,48 +62,28 @@ class WarmStart:
             return None
         return KnownLogits.of(self.problem, self.plan.stages[0].residual, self.task.local, self.task.device)
 
-    @property
-    def gathers(self) -> bool:
-        """Whether many likely images lead to the client's: where J is whole, and one gradient tells the errors."""
-        return self.plan.varied is not None and self.knows_errors
-
-    @property
-    def most_examples(self) -> int:
-        """At once, by the memory that their rows take."""
-        numbers = len(self.plan.stages[0].residual.target)
-        return min(MOST_DRAWS, int(memory_of(self.task) / (EXAMPLE_BYTES * numbers)))
+    @cached_property
+    def many_images(self) -> ManyImages | None:
+        """Many likely images that lead to the client's: where one gradient tells the errors of the logits."""
+        known, coarse = self.known_logits, self._coarse_logits
+        if known is None or coarse is None or known.errors is None:
+            return None
+        varied = self.plan.varied
+        together = None if varied is None else whole_together(self.problem, varied.count, self.task)
+        return ManyImages.of(self.problem, self.task, self.plan, self.prior, known, coarse, together)
 
     def gathered(self, points: Float[Tensor, "k n"], seed: int) -> Float[Tensor, " n"] | None:
         """Where many likely points lead, see `Ensemble`; None where nothing is told of any."""
-        part, varied = "ensemble", self.plan.varied
-        if part not in self.trail.ends and varied is not None:
-            examples = torch.stack([varied.unknowns(point) for point in points])
-            found = self._ensemble(varied).run(examples, torch.Generator().manual_seed(seed))
+        part, many = "ensemble", self.many_images
+        if part not in self.trail.ends and many is not None:
+            examples = torch.stack([many.varied.unknowns(point) for point in points])
+            ensemble = many.ensemble(self._enough(many.known.residual), self.report, seed)
+            found = ensemble.run(examples, torch.Generator().manual_seed(seed))
             if found is None:
                 return None
-            self.trail.add(part, varied.point(found[0]), found[1], None)
+            self.trail.add(part, many.varied.point(found[0]), found[1], None)
             self.keep()
         return self.trail.ends[part][0]
-
-    def _ensemble(self, varied: PriorDirections | ReadDirections) -> Ensemble:
-        residual, coarse = self._residual, self._coarse
-        together = whole_together(self.problem, varied.count, self.task)
-        zero = torch.zeros(varied.count, dtype=torch.float64, device=self.task.device)
-        logits = None if self.known_logits is None else self.known_logits.errors
-        noise = residual.errors
-        if noise is not None:
-            noise = (noise if logits is None else torch.cat([noise, logits.doubts])).square()
-        middle = varied.point(zero)
-        scale = vmap(lambda unit: (varied.point(unit) - middle).square().mean(), chunk_size=COLUMNS)
-
-        def rows(z: Tensor) -> Tensor:
-            return vmap(coarse, chunk_size=together)(z.float())
-
-        def cost(z: Tensor) -> float:
-            return float(residual(z).square().sum())
-
-        enough, units = self._enough(residual), torch.eye(len(zero)).to(zero)
-        return Ensemble(rows, cost, enough, self.report, self.most_examples, noise, scale(units))
 
     def steps_of(self, kinds: Sequence[str]) -> list[int]:
         """Those that come near before each start, at most; a race is before the first from a public image.

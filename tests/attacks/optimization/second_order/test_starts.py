@@ -109,7 +109,7 @@ class Nearest:
     """A warm start to which a point explains the more the nearer it is to one."""
 
     free_errors = None
-    gathers = False
+    many_images = None
     plan = SimpleNamespace(whole=True)
 
     def __init__(self, point, knows_errors):

@@ -31,7 +31,7 @@ def warm_start_of(images, memory_gib, cpu, report=lambda cost: None, defense=(),
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), torch.tensor([3]), Pixels(), {}, cpu)
     task = SearchTask([problem], SquaredL2(), "gradient", Budget(memory_gib=memory_gib), cpu)
     prior = GaussianPrior()
-    return WarmStart(problem, task, make_plan(problem, task, prior), 30, report)
+    return WarmStart(problem, task, make_plan(problem, task, prior), 30, prior, report)
 
 
 @pytest.mark.parametrize("memory_gib", [4.0, 0.03, 0.0001])
