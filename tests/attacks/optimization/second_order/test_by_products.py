@@ -83,6 +83,7 @@ def test_what_a_killed_race_had_gone_is_not_gone_again(model, images, monkeypatc
     """In a later round, on the way from its first and from its second."""
     monkeypatch.setattr(starts, "RACERS", 4)
     monkeypatch.setattr(warm_start, "RACERS", 4)
+    monkeypatch.setattr(WarmStart, "many_images", None)
     seen = fedsim.observe(model, images[:1], torch.tensor([1]), defense=[GradientNoise(relative_norm=0.1)], seed=1)
     rng = torch.Generator().manual_seed(2)
     seen = seen.with_public_images(torch.rand(5, 3, 4, 4, generator=rng), torch.arange(5))

@@ -1,0 +1,91 @@
+"""Which numbers of an update a victim's ensemble reads, and how they are sketched."""
+
+import pytest
+import torch
+
+import fedsim
+from attacks.optimization import Budget, Pixels, SquaredL2
+from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.search.base import SearchTask
+from attacks.optimization.second_order import stages
+from attacks.optimization.second_order.stages import make_plan
+from attacks.optimization.second_order.warm_start import WarmStart, many_images
+from attacks.optimization.second_order.warm_start.many_images import SKETCHED, CountSketch
+from defenses import GradientNoise
+from fedsim.bounds.gaussian_prior import GaussianPrior
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(48, 24), torch.nn.Tanh(), torch.nn.Linear(24, 24), torch.nn.Tanh(), torch.nn.Linear(24, 5)
+    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+
+@pytest.fixture
+def images(rng):
+    """The client's, and others of the same prior."""
+    return GaussianPrior().draw((200, 3, 4, 4), rng).float()
+
+
+def warm_start(model, images, cpu, memory_gib=4.0, **kinds):
+    seen = fedsim.observe(model, images[:1], torch.tensor([1]), **kinds)
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), torch.tensor([1]), Pixels(), {}, cpu)
+    task = SearchTask([problem], SquaredL2(), "gradient", Budget(memory_gib=memory_gib), cpu)
+    prior = GaussianPrior()
+    return WarmStart(problem, task, make_plan(problem, task, prior), 30, prior, lambda cost: None)
+
+
+def test_a_count_sketch_keeps_lengths_and_what_is_zero(rng):
+    rows = torch.randn(8, 150_000, generator=rng)
+    sketch = CountSketch.of(rows.shape[1], rng, torch.device("cpu"))
+    found = sketch(rows)
+    assert found.shape == (8, SKETCHED)
+    assert torch.allclose(found.norm(dim=1) / rows.norm(dim=1), torch.ones(8), atol=0.05)
+    assert torch.allclose(found @ found.T / 150_000, torch.eye(8), atol=0.05)
+    assert not sketch(torch.zeros(1, 150_000)).any()
+
+
+def test_variances_of_a_sketch_are_those_of_its_errors(rng):
+    each = torch.rand(400, generator=rng)
+    sketch = CountSketch.of(400, rng, torch.device("cpu"))
+    errors = torch.randn(3_000, 400, generator=rng) * each.sqrt()
+    seen = sketch(errors).square().mean(0)
+    used = seen > 0
+    assert torch.allclose(seen[used] / sketch.variances(each)[used], torch.ones(int(used.sum())), atol=0.2)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_a_sketch_of_the_update_leads_to_the_image_as_the_update_does(model, images, cpu, noise, monkeypatch):
+    defense = {"defense": [GradientNoise(relative_norm=noise)]} if noise else {}
+    start = warm_start(model, images, cpu, **defense)
+    assert start.many_images is not None
+    points = torch.stack([start.problem.observation.normalised(one[None].double()).flatten() for one in images])
+    with torch.no_grad():
+        whole = start.gathered(points[1:], 0)
+    monkeypatch.setattr(many_images, "MANY", 100)
+    monkeypatch.setattr(many_images, "SKETCHED", 300)
+    start = warm_start(model, images, cpu, **defense)
+    with torch.no_grad():
+        again = start.gathered(points[1:], 0)
+    guess = float((points[1:].mean(0) - points[0]).square().mean())
+    for found in (whole, again):
+        assert float((found - points[0]).square().mean()) < (0.05 if noise else 1e-3) * guess
+
+
+def test_it_leads_where_j_is_not_whole(model, images, cpu, monkeypatch):
+    monkeypatch.setattr(stages, "MOST_WHOLE", 10)
+    monkeypatch.setattr(stages, "FEW", 10)
+    start = warm_start(model, images, cpu)
+    assert not start.plan.whole
+    points = torch.stack([start.problem.observation.normalised(one[None].double()).flatten() for one in images])
+    with torch.no_grad():
+        found = start.gathered(points[1:], 0)
+    assert float((found - points[0]).square().mean()) < 0.05 * float((points[1:].mean(0) - points[0]).square().mean())
+
+
+def test_images_that_are_too_large_are_not_gathered(model, images, cpu, monkeypatch):
+    monkeypatch.setattr(many_images, "MOST_PIXELS", 47)
+    start = warm_start(model, images, cpu, memory_gib=1e-3)
+    assert not start.plan.whole
+    assert start.many_images is None
