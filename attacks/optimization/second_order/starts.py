@@ -19,7 +19,7 @@ from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.residual import shape_of
-from attacks.optimization.second_order.warm_start import FEWEST, RACERS, WarmStart
+from attacks.optimization.second_order.warm_start import RACERS, WarmStart
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
 
@@ -112,7 +112,7 @@ class Starts:
     def _gathered(self) -> Tensor | None:
         """From many public images together; of a batch's images each from one of its own."""
         images, count, many = self._public_images, self.problem.count, self.warm_start.many_images
-        if images is None or many is None or many.most < FEWEST:
+        if images is None or many is None:
             return None
         most = many.most
         rng = torch.Generator().manual_seed(self.seeds[0])

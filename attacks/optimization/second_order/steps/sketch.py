@@ -118,7 +118,7 @@ def sketch(
             count = sum(piece.shape[1] for piece in flat)
             signs = (2.0 * torch.randint(2, (count,), generator=rng) - 1.0).to(x)
             factors = signs * F.pad(function.weights, (0, count - len(function.weights)), value=1.0)
-        found.append(_folded(flat, factors, rows).double())
+        found.append(folded(flat, factors, rows).double())
     columns = torch.cat(found)
     rest = 1.0
     if active > first:
@@ -129,11 +129,11 @@ def sketch(
 
 
 def sketch_rows(first: int, rows_each: float) -> int:
-    """Odd: see `_folded`."""
+    """Odd: see `folded`."""
     return int(rows_each * first) | 1
 
 
-def _folded(
+def folded(
     pieces: list[Float[Tensor, "directions _"]], factors: Float[Tensor, " numbers"], rows: int
 ) -> Float[Tensor, "directions {rows}"]:
     """Numbers that are an odd number of rows apart share a row: no multiple of a layer's width."""

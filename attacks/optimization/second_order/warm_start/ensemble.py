@@ -53,7 +53,7 @@ class Estimate:
 def regress(
     unknowns: Float[Tensor, "n unknowns"],
     rows: Float[Tensor, "n rows"],
-    noise: Float[Tensor, " rows"] | None = None,
+    noise: Float[Tensor, " rows"] | float | None = None,
     scale: Float[Tensor, " unknowns"] | None = None,
 ) -> list[Estimate]:
     """The unknowns at rows of zero, linear in the rows: by the ridge that leaves examples out best, and by larger ones.
@@ -63,12 +63,12 @@ def regress(
 
     Args:
         rows: of each example, what it would share less what was shared, in units of its own.
-        noise: variance of each row's error in what was shared; None: none.
+        noise: variance of each row's error in what was shared, or of all alike; None: none.
         scale: mean square of what a unit of each unknown stands for.
     """
     count, middle, centre = len(rows), unknowns.mean(0), rows.mean(0)
     apart, rows = unknowns - middle, rows - centre
-    if noise is not None:
+    if isinstance(noise, Tensor):
         signal = float(rows.square().mean())
         units = (signal / (signal + noise)).sqrt().to(rows) if signal > 0.0 else torch.ones_like(rows[0])
         rows, centre = rows * units, centre * units
@@ -79,18 +79,18 @@ def regress(
     told = curvature > TINY * curvature[-1].clamp(min=torch.finfo(curvature.dtype).tiny)
     curvature, basis = curvature[told], basis[:, told]
     features, aimed = basis * curvature.sqrt(), (basis.T @ at_zero) / curvature.sqrt()
-    errors = features.new_zeros(0)
-    if noise is not None:
+    alike = 0.0 if noise is None or isinstance(noise, Tensor) else noise
+    errors = None
+    if isinstance(noise, Tensor):
         projected = basis.T @ _gram(rows * noise.sqrt()) @ basis
         errors = projected / curvature.sqrt() / curvature.sqrt()[:, None]
     scale = torch.ones_like(middle) if scale is None else scale
     largest = float(curvature[-1]) if len(curvature) else 0.0
-
     wanted = features.T @ apart
 
     def solved(ridge: float) -> tuple[Tensor, Tensor]:
-        damped = curvature + ridge * largest
-        if noise is None:
+        damped = curvature + ridge * largest + count * alike
+        if errors is None:
             gain, smooth = wanted / damped[:, None], features.T / damped[:, None]
         else:
             gain, smooth = torch.linalg.solve(
@@ -102,17 +102,15 @@ def regress(
     def root(ridge: float) -> Tensor:
         gain, left_out = solved(ridge)
         found = left_out / math.sqrt(count)
-        if noise is None:
-            return found
+        if errors is None:
+            return torch.cat([found, math.sqrt(alike) * gain]) if alike else found
         variances, axes = torch.linalg.eigh(errors)
         return torch.cat([found, variances.clamp(min=0.0).sqrt()[:, None] * (axes.T @ gain)])
 
     found = []
     for ridge in RIDGES:
         gain, left_out = solved(ridge)
-        squares = left_out.square().mean(0)
-        if noise is not None:
-            squares += (gain * (errors @ gain)).sum(0)
+        squares = left_out.square().mean(0) + (gain * (alike * gain if errors is None else errors @ gain)).sum(0)
         variance = float((squares * scale).sum() / scale.sum())
         found.append(Estimate(middle + gain.T @ aimed, variance, partial(root, ridge)))
     return found[min(range(len(found)), key=lambda place: found[place].variance) :]
@@ -147,7 +145,7 @@ class Ensemble:
     enough: float
     report: Callable[[float], None]
     most: int = MOST_DRAWS
-    noise: Float[Tensor, " rows"] | None = None
+    noise: Float[Tensor, " rows"] | float | None = None
     scale: Float[Tensor, " unknowns"] | None = None
 
     def run(
@@ -156,24 +154,27 @@ class Ensemble:
         """The estimate that explains the most, and whether that is enough.
 
         Args:
-            examples: likely images; where they are few, normal deviates besides, as all that are drawn after.
+            examples: likely images; where they are few, normal deviates besides, as all that are drawn after. No
+                estimate is but a sum of the first examples.
         """
-        few = torch.randn(max(0, LEAST_DRAWS - len(examples)), examples.shape[1], generator=rng, dtype=torch.float64)
-        examples, rows = self._told(torch.cat([examples, few.to(examples)]))
-        best, found, near, slow = math.inf, None, 1.0, 0
+        unknowns = examples.shape[1]
+        more = max(0, self._count(unknowns) - len(examples))
+        few = torch.randn(more, unknowns, generator=rng, dtype=torch.float64)
+        examples, rows = self._told(torch.cat([examples, few.to(examples)])[: self.most])
+        best, told, found, near, slow = math.inf, math.inf, None, 1.0, 0
         for _ in range(TIMES):
             if found is not None:
-                examples, rows = self._drawn(found, best, near, rng)
+                examples, rows = self._drawn(found, told, near, rng)
             if len(examples) < FEWEST:
                 break
             several = regress(examples, rows, self.noise, self.scale)
             costs = self.rows(torch.stack([one.mean for one in several])).square().sum(1).tolist()
-            one = next((one for one, cost in zip(several, costs, strict=True) if cost < best), several[0])
-            cost = self.cost(one.mean)
+            place = next((place for place, cost in enumerate(costs) if cost < told), 0)
+            one, cost = several[place], self.cost(several[place].mean)
             self.report(cost)
             if cost < best:
                 slow = slow + 1 if cost > LITTLE * best else 0
-                best, found, near = cost, one, min(1.0, near / NEARER)
+                best, told, found, near = cost, costs[place], one, min(1.0, near / NEARER)
             else:
                 near *= NEARER
             if found is None or best <= self.enough or slow == SLOW:
@@ -186,20 +187,30 @@ class Ensemble:
         finite = rows.isfinite().all(dim=1)
         return examples[finite], rows[finite]
 
+    def _count(self, unknowns: int) -> int:
+        """Of examples at once."""
+        return min(max(LEAST_DRAWS, DRAWS * unknowns), self.most)
+
     def _drawn(self, found: Estimate, cost: float, near: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Examples around the estimate, by the covariance that it has."""
-        wanted = DRAWS * len(found.mean)
-        count, root = min(max(LEAST_DRAWS, wanted), self.most), found.root()
-        half = torch.randn(count // 2, len(root), generator=rng, dtype=torch.float64).to(root) @ root
-        offsets = torch.cat([half, -half])
-        if count >= wanted:
+        """Examples around the estimate, by the covariance that it has.
+
+        Each with its mirror image, but where they are few: one would tell the other, that is to be estimated without.
+        """
+        unknowns, root = len(found.mean), found.root()
+        count = self._count(unknowns)
+        mirrored = count // 2 > unknowns
+        half = torch.randn(count // 2 if mirrored else count, len(root), generator=rng, dtype=torch.float64)
+        offsets = half.to(root) @ root
+        offsets = torch.cat([offsets, -offsets]) if mirrored else offsets
+        if count >= DRAWS * unknowns:
             offsets = self._apart(found.mean, offsets, cost) * offsets
         return self._told(found.mean + near * offsets)
 
     def _apart(self, mean: Tensor, offsets: Tensor, cost: float) -> float:
         """How far to draw to be as far from the estimate as it is itself from what was shared, by what would be."""
-        probed = self.rows(torch.cat([mean[None], mean + offsets[:: len(offsets) // PROBES]]))
+        probed = self.rows(torch.cat([mean[None], mean + offsets[:: max(1, len(offsets) // PROBES)]]))
         spread = float((probed[1:] - probed[0]).square().sum(1).mean())
-        signal = cost if self.noise is None else max(0.0, cost - float(self.noise.sum()))
+        noise = 0.0 if self.noise is None else float((self.noise * torch.ones_like(probed[0])).sum())
+        signal = max(0.0, cost - noise)
         found = math.sqrt(signal / spread) if spread > 0.0 else 1.0
         return min(max(found, NARROWER), WIDER) if math.isfinite(found) else 1.0

@@ -65,8 +65,8 @@ class WarmStart:
     @cached_property
     def many_images(self) -> ManyImages | None:
         """Many likely images that lead to the client's: where one gradient tells the errors of the logits."""
-        known, coarse = self.known_logits, self._coarse_logits
-        if known is None or coarse is None or known.errors is None:
+        known = self.known_logits
+        if known is None or known.errors is None or (coarse := self._coarse_logits) is None:
             return None
         varied = self.plan.varied
         together = None if varied is None else whole_together(self.problem, varied.count, self.task)
@@ -74,8 +74,10 @@ class WarmStart:
 
     def gathered(self, points: Float[Tensor, "k n"], seed: int) -> Float[Tensor, " n"] | None:
         """Where many likely points lead, see `Ensemble`; None where nothing is told of any."""
-        part, many = "ensemble", self.many_images
-        if part not in self.trail.ends and many is not None:
+        part = "ensemble"
+        if part not in self.trail.ends:
+            if (many := self.many_images) is None:
+                return None
             examples = torch.stack([many.varied.unknowns(point) for point in points])
             ensemble = many.ensemble(self._enough(many.known.residual), self.report, seed)
             found = ensemble.run(examples, torch.Generator().manual_seed(seed))

@@ -109,9 +109,32 @@ def test_few_examples_are_joined_by_draws_and_no_more_are_drawn_than_there_is_me
         seen.append(len(z))
         return bent(torch.zeros(8, dtype=torch.float64))(z)
 
-    Ensemble(rows, lambda z: 1.0, 0.0, lambda cost: None, most=64).run(torch.zeros(5, 8).double(), torch.Generator())
-    assert seen[0] == 256
-    assert max(seen[1:]) == 64
+    for most, count in ((1024, 256), (64, 64)):
+        seen.clear()
+        ensemble = Ensemble(rows, lambda z: 1.0, 0.0, lambda cost: None, most)
+        ensemble.run(torch.zeros(5, 8).double(), torch.Generator())
+        assert seen[0] == max(seen) == count
+
+
+def test_of_no_more_draws_than_unknowns_it_comes_near_too():
+    """Examples that are each other's mirror image would tell one another, and all would seem known."""
+    rng, true = torch.Generator().manual_seed(5), torch.full((40,), 0.7, dtype=torch.float64)
+    matrix = draws(rng, 40, 200) / 40**0.5
+
+    def rows(z):
+        return torch.tanh(z @ matrix) - torch.tanh(true @ matrix)
+
+    ensemble = Ensemble(rows, lambda z: float(rows(z).square().sum()), 1e-12, lambda cost: None, most=50)
+    found, _ = ensemble.run(draws(rng, 50, 40), rng)
+    assert float((found - true).norm()) < 0.02 * float(true.norm())
+
+
+def test_errors_that_are_alike_count_as_each_of_them(rng):
+    examples, rows = draws(rng, 40, 3), draws(rng, 40, 20)
+    each = regress(examples, rows, torch.full((20,), 0.3, dtype=torch.float64))
+    alike = regress(examples, rows, 0.3)
+    assert torch.allclose(each[-1].mean, alike[-1].mean)
+    assert torch.allclose(*(one.root().T @ one.root() for one in (each[-1], alike[-1])))
 
 
 def warm_start(model, digits, cpu, **kinds):

@@ -10,7 +10,6 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order import stages
 from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.warm_start import WarmStart, many_images
-from attacks.optimization.second_order.warm_start.many_images import SKETCHED, CountSketch
 from defenses import GradientNoise
 from fedsim.bounds.gaussian_prior import GaussianPrior
 
@@ -36,23 +35,36 @@ def warm_start(model, images, cpu, memory_gib=4.0, **kinds):
     return WarmStart(problem, task, make_plan(problem, task, prior), 30, prior, lambda cost: None)
 
 
-def test_a_count_sketch_keeps_lengths_and_what_is_zero(rng):
-    rows = torch.randn(8, 150_000, generator=rng)
-    sketch = CountSketch.of(rows.shape[1], rng, torch.device("cpu"))
-    found = sketch(rows)
-    assert found.shape == (8, SKETCHED)
-    assert torch.allclose(found.norm(dim=1) / rows.norm(dim=1), torch.ones(8), atol=0.05)
-    assert torch.allclose(found @ found.T / 150_000, torch.eye(8), atol=0.05)
-    assert not sketch(torch.zeros(1, 150_000)).any()
+def ensemble(start):
+    return start.many_images.ensemble(0.0, lambda cost: None, seed=0)
 
 
-def test_variances_of_a_sketch_are_those_of_its_errors(rng):
-    each = torch.rand(400, generator=rng)
-    sketch = CountSketch.of(400, rng, torch.device("cpu"))
-    errors = torch.randn(3_000, 400, generator=rng) * each.sqrt()
-    seen = sketch(errors).square().mean(0)
-    used = seen > 0
-    assert torch.allclose(seen[used] / sketch.variances(each)[used], torch.ones(int(used.sum())), atol=0.2)
+def test_many_numbers_are_read_through_few(model, images, cpu, monkeypatch):
+    start = warm_start(model, images, cpu)
+    z = torch.randn(300, start.many_images.varied.count, generator=torch.Generator().manual_seed(0)).double()
+    with torch.no_grad():
+        whole = ensemble(start).rows(z)
+        monkeypatch.setattr(many_images, "MANY", 100)
+        monkeypatch.setattr(many_images, "SKETCHED", 501)
+        few = ensemble(start).rows(z)
+    assert few.shape == (300, 501)
+    assert torch.allclose(few.norm(dim=1) / whole.norm(dim=1), torch.ones(300), atol=0.3)
+    assert float((few.norm(dim=1) / whole.norm(dim=1)).mean()) == pytest.approx(1.0, abs=0.05)
+
+
+def test_rows_of_few_numbers_are_as_unsure_as_those_that_share_them(model, images, cpu, monkeypatch):
+    """By updates of one image behind many draws of noise."""
+    monkeypatch.setattr(many_images, "MANY", 100)
+    monkeypatch.setattr(many_images, "SKETCHED", 501)
+    spent = []
+    for seed in range(12):
+        start = warm_start(model, images, cpu, defense=[GradientNoise(relative_norm=0.3)], seed=seed)
+        many = start.many_images
+        true = many.varied.unknowns(start.problem.observation.normalised(images[:1].double()).flatten())
+        one = ensemble(start)
+        with torch.no_grad():
+            spent.append(float(one.rows(true[None]).square().mean()) / one.noise)
+    assert 0.5 < sum(spent) / len(spent) < 1.5
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
@@ -64,10 +76,11 @@ def test_a_sketch_of_the_update_leads_to_the_image_as_the_update_does(model, ima
     with torch.no_grad():
         whole = start.gathered(points[1:], 0)
     monkeypatch.setattr(many_images, "MANY", 100)
-    monkeypatch.setattr(many_images, "SKETCHED", 300)
+    monkeypatch.setattr(many_images, "SKETCHED", 301)
     start = warm_start(model, images, cpu, **defense)
     with torch.no_grad():
         again = start.gathered(points[1:], 0)
+    assert not torch.equal(whole, again)
     guess = float((points[1:].mean(0) - points[0]).square().mean())
     for found in (whole, again):
         assert float((found - points[0]).square().mean()) < (0.05 if noise else 1e-3) * guess
