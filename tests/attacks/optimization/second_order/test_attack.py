@@ -354,7 +354,7 @@ def test_it_says_how_far_it_is(model, images):
 @pytest.mark.parametrize("dies_at", [1, 2])
 def test_a_killed_attack_goes_on_with_the_same_bits(model, images, dies_at):
     seen = fedsim.observe(model, images[:2], torch.tensor([1, 4]), defense=[Withhold(["1.*"])])
-    settings = {"starts": ["mean", "prior"], "steps": 8, "save_every": 3, "frames": 4, "labels": "auto"}
+    settings = {"starts": ["mean", "prior"], "steps": 8, "save_every": 1, "frames": 4, "labels": "auto"}
     whole = _run(GaussNewton(**settings), seen)
     attack = GaussNewton(**settings)
     attack.session = Kept(dies_at)
