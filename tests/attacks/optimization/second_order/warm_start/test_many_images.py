@@ -12,13 +12,7 @@ from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.warm_start import WarmStart, many_images
 from defenses import GradientNoise
 from fedsim.bounds.gaussian_prior import GaussianPrior
-
-
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(48, 24), torch.nn.Tanh(), torch.nn.Linear(24, 24), torch.nn.Tanh(), torch.nn.Linear(24, 5)
-    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+from tests.attacks.optimization.second_order.test_by_products import model as model
 
 
 @pytest.fixture
