@@ -27,7 +27,7 @@ SPREAD = 6.0
 LEFT_BY_NEAR, SURE = 1e-3, 1.0 - 1e-6
 """Of ‖r‖² at the mean, what two ends may leave that speak for one image, and how alike they must be."""
 HIDDEN = 1e-7
-"""Of ‖r‖² at the mean, what errors may hide for one end to speak for itself: wrong images may leave less than 1e-5."""
+"""Of ‖r‖² at the mean, what errors may hide for one end to speak for itself: a wrong image may leave little more."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, in units of the noise."""
 

@@ -199,8 +199,8 @@ class Ensemble:
         unknowns, root = len(found.mean), found.root()
         count = self._count(unknowns)
         mirrored = count // 2 > unknowns
-        half = torch.randn(count // 2 if mirrored else count, len(root), generator=rng, dtype=torch.float64)
-        offsets = half.to(root) @ root
+        normal = torch.randn(count // 2 if mirrored else count, len(root), generator=rng, dtype=torch.float64)
+        offsets = normal.to(root) @ root
         offsets = torch.cat([offsets, -offsets]) if mirrored else offsets
         if count >= DRAWS * unknowns:
             offsets = self._apart(found.mean, offsets, cost) * offsets

@@ -80,7 +80,7 @@ class ManyImages:
         """See `Ensemble` for the arguments."""
         residual, coarse = self.known.images(self.images), self.coarse.images(self.images)
         noise, factors = _variances(residual, self.known), torch.ones(0)
-        told: Float[Tensor, ""] | float = noise
+        told: Float[Tensor, " rows"] | float = noise
         sketched = len(residual.target) > MANY
         if sketched:  # what is known less counts less before it shares a row with others
             signal = (residual.weights * residual.target).square().mean()
@@ -119,5 +119,5 @@ class ManyImages:
 def _variances(residual: Residual, known: KnownLogits) -> Float[Tensor, " rows"]:
     """Of each row's error."""
     assert residual.errors is not None, "a residual in float64 has them"
-    errors = residual.errors if known.errors is None else torch.cat([residual.errors, known.errors.doubts])
-    return errors.square()
+    assert known.errors is not None, "else there are no many images"
+    return torch.cat([residual.errors, known.errors.doubts]).square()
