@@ -13,7 +13,7 @@ from attacks.analytic.linear.rank_one import LinearInput, parallel_units, solve_
 from attacks.base import Attack, Certificate, PsnrBound, Reconstruction
 from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
-from attacks.label.single import single_label
+from attacks.label.one_example.label import single_label
 from attacks.result import psnr_of
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation

@@ -14,7 +14,7 @@ from attacks.analytic.linear.pixel_grid import EXCESS, MAX_WRONG, GridSolution, 
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import LinearSystem, linear_error, own_equations
-from attacks.label.single import single_label
+from attacks.label.one_example.label import single_label
 from attacks.noise import is_even, noise_of_gradient
 from attacks.positions import masked_rows, without_regression
 from fedsim.bounds.gaussian_prior import GaussianPrior, ImagePrior

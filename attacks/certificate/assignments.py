@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from attacks.label.certified import features_of
-from attacks.label.single import single_label
+from attacks.label.one_example.label import single_label
 from attacks.result import Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation

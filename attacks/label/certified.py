@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.base import Attack, Certificate, Needs, Reconstruction
-from attacks.label.head import bias_rounding, head_is_exact, rounding, shared, single_head
-from attacks.label.residual import CountCertificate, certify_counts
-from attacks.label.rules import prior_counts
+from attacks.label.counts.residual import CountCertificate, certify_counts
+from attacks.label.head.gradient import bias_rounding, head_is_exact, rounding, shared, single_head
+from attacks.label.rules.basic import prior_counts
 from fedsim.errors import ConfigError, NotApplicable, require
 from fedsim.observation import Observation
 

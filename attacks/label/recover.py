@@ -7,15 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.base import Attack, Certificate, Needs, Reconstruction
-from attacks.label import counting, rules
 from attacks.label.certified import as_reconstruction, features_of
-from attacks.label.head import head_is_exact, rounding, shared, sign_rounding, single_head, tells
-from attacks.label.membership import rlg
+from attacks.label.head.gradient import head_is_exact, rounding, shared, sign_rounding, single_head, tells
+from attacks.label.one_example.label import label_of_one, relative_sum
 from attacks.label.public_images.counts import from_public_images, likely
 from attacks.label.public_images.gradients import from_public_gradients
-from attacks.label.reference import random_reference
-from attacks.label.signs import labels_of_signs, steps_are_signs
-from attacks.label.single import label_of_one, relative_sum
+from attacks.label.rules import basic, counting
+from attacks.label.rules.membership import rlg
+from attacks.label.rules.reference import random_reference
+from attacks.label.rules.signs import labels_of_signs, steps_are_signs
 from attacks.result import uncertified
 from fedsim.effects import AddsErrors
 from fedsim.errors import ConfigError, NotApplicable, nearest, require
@@ -35,7 +35,7 @@ PROOF_CANDIDATES = 12
 
 
 class RecoverLabels(Attack):
-    """The multiset of labels, sorted, by one rule of `attacks.label.rules`, `.counting` or `.membership`.
+    """The multiset of labels, sorted, by one rule of `attacks.label.rules.basic`, `.counting` or `.membership`.
 
     Of changes by Adam `auto` and `bias_sign` read the signs (`labels_of_signs`), others are refused. Else `auto` takes
     `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain the gradient;
@@ -149,7 +149,7 @@ class RecoverLabels(Attack):
             smoothing, mean_sum = observation.protocol.label_smoothing, values["mean_sum"]
             counts = counting.zero_shot_counts(gradient, probs.mean(dim=0), mean_sum, total, smoothing)
             return _uncertified(
-                rules.labels_of(counts, total),
+                basic.labels_of(counts, total),
                 f"features' mean sum comes from random pictures, the softmax from {seen}",
                 values,
             )
@@ -172,13 +172,13 @@ def _from_weight(observation: Observation, rule: str, total: int) -> Reconstruct
     if rule == "idlg":
         if total > 1:
             raise NotApplicable(f"iDLG names one label: the update was computed from {total} examples")
-        return _uncertified(rules.idlg(weight_grad), "right where the features' sum is positive", {})
+        return _uncertified(basic.idlg(weight_grad), "right where the features' sum is positive", {})
     if total > len(weight_grad):
         raise NotApplicable(f"{total} examples of {len(weight_grad)} classes: GradInversion names no class twice")
     if rule == "gradinversion":
-        labels, reason = rules.gradinversion(weight_grad, total), "right for non-negative features, no class twice"
+        labels, reason = basic.gradinversion(weight_grad, total), "right for non-negative features, no class twice"
     else:
-        labels, reason = rules.gradinversion_sum(weight_grad, total), "right for positive sums, no class twice"
+        labels, reason = basic.gradinversion_sum(weight_grad, total), "right for positive sums, no class twice"
     return _uncertified(labels, reason, {})
 
 
@@ -191,7 +191,7 @@ def _ilrg(observation: Observation, bias_grad: Float[Tensor, "classes"], total: 
     smoothing = observation.protocol.label_smoothing
     counts = counting.ilrg_counts(weight, bias, shared(observation, "weight"), bias_grad, total, smoothing)
     values = {"rounding": float((counts - counts.round()).abs().max())}
-    return _uncertified(rules.labels_of(counts, total), "each class is taken to have one feature", values)
+    return _uncertified(basic.labels_of(counts, total), "each class is taken to have one feature", values)
 
 
 def _proof(observation: Observation, total: int, rng: torch.Generator) -> Reconstruction | None:
@@ -211,15 +211,15 @@ def _from_bias(observation: Observation, rule: str, bias_grad: Float[Tensor, "cl
     if rule == "bias_prior" and probs is None:
         raise NotApplicable("bias_prior needs auxiliary pictures that the server may run its model on")
     if rule == "bias_sign":
-        labels = rules.bias_sign(bias_grad, smoothing, sign_rounding(observation))
+        labels = basic.bias_sign(bias_grad, smoothing, sign_rounding(observation))
         return _uncertified(labels, "the set of classes without their counts", values)
     if rule != "bias_corrected" and probs is not None:
-        counts = rules.prior_counts(bias_grad, probs.cpu(), total, smoothing)
+        counts = basic.prior_counts(bias_grad, probs.cpu(), total, smoothing)
         values["rounding"] = float((counts - counts.round()).abs().max())
-        labels = rules.bias_prior(bias_grad, probs.cpu(), total, smoothing)
+        labels = basic.bias_prior(bias_grad, probs.cpu(), total, smoothing)
         alike = ", and each local step's examples to weigh alike" if observation.protocol.steps > 1 else ""
         return _uncertified(labels, f"the batch's mean softmax is taken from auxiliary pictures{alike}", values)
-    labels = rules.bias_corrected(bias_grad, total, smoothing, sign_rounding(observation))
+    labels = basic.bias_corrected(bias_grad, total, smoothing, sign_rounding(observation))
     return _uncertified(labels, "the batch's mean softmax is taken to be uniform", values)
 
 

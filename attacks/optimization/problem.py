@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.label import RecoverLabels
-from attacks.label.head import NO_HEAD, NoHead
+from attacks.label.head.gradient import NO_HEAD, NoHead
 from attacks.noise import std_before_clip
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label import counting, rules
-from attacks.label.membership import rlg
-from attacks.label.possible import least_counts
+from attacks.label.counts.possible import least_counts
+from attacks.label.counts.residual import CountCertificate, certify_counts
 from attacks.label.public_images.moments import ClassMoments, fit_counts
-from attacks.label.residual import CountCertificate, certify_counts
+from attacks.label.rules import basic, counting
+from attacks.label.rules.membership import rlg
 from experiments.benchmarks.heads import draw, head_gradients
 
 CERTIFIABLE = 16
@@ -139,12 +139,12 @@ def _llg(batch: HeadBatch, bias: bool, reference: bool) -> Tensor:
 
 def _random_prior(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     probs = F.linear(batch.random_features, batch.weight, batch.bias).softmax(dim=1).mean(dim=0)
-    return rules.bias_prior(batch.bias_grad, probs, batch.size)
+    return basic.bias_prior(batch.bias_grad, probs, batch.size)
 
 
 def _zlg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     mean_sum = float(batch.random_features.sum(dim=1).mean())
-    return rules.labels_of(
+    return basic.labels_of(
         counting.zero_shot_counts(batch.weight_grad, batch.mean_probs, mean_sum, batch.size), batch.size
     )
 
@@ -159,7 +159,7 @@ def _class_moments(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:
 
 def _ilrg(batch: HeadBatch, rng: torch.Generator) -> Tensor:
     counts = counting.ilrg_counts(batch.weight, batch.bias, batch.weight_grad, batch.bias_grad, batch.size)
-    return rules.labels_of(counts, batch.size)
+    return basic.labels_of(counts, batch.size)
 
 
 def _rlg(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:
@@ -169,7 +169,7 @@ def _rlg(batch: HeadBatch, rng: torch.Generator) -> Tensor | None:
 def _certified(batch: HeadBatch, rng: torch.Generator) -> CountCertificate | None:
     if batch.size > min(len(batch.bias) - 1, batch.weight.shape[1], CERTIFIABLE):
         return None
-    start = rules.prior_counts(batch.bias_grad, batch.mean_probs, batch.size)
+    start = basic.prior_counts(batch.bias_grad, batch.mean_probs, batch.size)
     return certify_counts(
         batch.weight, batch.bias, batch.weight_grad, batch.bias_grad, start, batch.size, eps=2.0**-23, rng=rng
     )
@@ -181,20 +181,20 @@ def _no_repeats(rule: Callable[[Tensor, int], Tensor]) -> "Rule":
 
 Rule = Callable[[HeadBatch, torch.Generator], Tensor | CountCertificate | None]
 RULES: dict[str, Rule] = {
-    "idlg": lambda batch, rng: rules.idlg(batch.weight_grad) if batch.size == 1 else None,
-    "gradinversion": _no_repeats(rules.gradinversion),
-    "gradinversion_sum": _no_repeats(rules.gradinversion_sum),
+    "idlg": lambda batch, rng: basic.idlg(batch.weight_grad) if batch.size == 1 else None,
+    "gradinversion": _no_repeats(basic.gradinversion),
+    "gradinversion_sum": _no_repeats(basic.gradinversion_sum),
     "rlg": _rlg,
-    "bias_sign": lambda batch, rng: rules.bias_sign(batch.bias_grad),
+    "bias_sign": lambda batch, rng: basic.bias_sign(batch.bias_grad),
     "llg, gradient alone": lambda batch, rng: _llg(batch, bias=False, reference=False),
     "llg": lambda batch, rng: _llg(batch, bias=False, reference=True),
     "llg_bias, gradient alone": lambda batch, rng: _llg(batch, bias=True, reference=False),
     "llg_bias": lambda batch, rng: _llg(batch, bias=True, reference=True),
     "zlg": _zlg,
     "ilrg": _ilrg,
-    "bias_corrected": lambda batch, rng: rules.bias_corrected(batch.bias_grad, batch.size),
+    "bias_corrected": lambda batch, rng: basic.bias_corrected(batch.bias_grad, batch.size),
     "bias_prior, random pictures": _random_prior,
-    "bias_prior": lambda batch, rng: rules.bias_prior(batch.bias_grad, batch.mean_probs, batch.size),
+    "bias_prior": lambda batch, rng: basic.bias_prior(batch.bias_grad, batch.mean_probs, batch.size),
     "class_moments": _class_moments,
     "certified": _certified,
 }

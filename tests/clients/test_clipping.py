@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import fedsim
-from attacks.label.head import head_is_exact
+from attacks.label.head.gradient import head_is_exact
 from attacks.toward_mean import WEIGHED
 from clients.app import ClientRuntime
 from defenses.base import Plan

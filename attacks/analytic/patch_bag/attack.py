@@ -20,7 +20,7 @@ from attacks.analytic.row_space.first_norm import first_block_layers, require_re
 from attacks.base import Attack, Certificate, Needs, PsnrBound, Reconstruction
 from attacks.certificate.input_reached import require_image
 from attacks.certificate.linear import own_equations
-from attacks.label.single import single_label
+from attacks.label.one_example.label import single_label
 from attacks.patch_order import expected_image
 from fedsim.errors import NotApplicable, require
 from fedsim.observation import Observation

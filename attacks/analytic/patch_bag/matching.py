@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.analytic.patch_bag.block import UnplacedBlock
 from attacks.analytic.patch_bag.order import Cost
-from attacks.label.single import single_label
+from attacks.label.one_example.label import single_label
 from fedsim.observation import Observation
 
 CHUNK = 256

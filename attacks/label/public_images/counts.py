@@ -8,12 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attacks.label.head import bias_rounding, shared, single_head
-from attacks.label.possible import least_counts
+from attacks.label.counts.possible import least_counts
+from attacks.label.head.gradient import bias_rounding, shared, single_head
 from attacks.label.public_images.drift import drifted_counts
 from attacks.label.public_images.moments import ClassMoments, class_moments, fit_counts, noise_covariance, shares
-from attacks.label.reference import read_by_head
-from attacks.label.rules import largest_remainder, prior_counts
+from attacks.label.rules.basic import largest_remainder, prior_counts
+from attacks.label.rules.reference import read_by_head
 from attacks.noise import noise_of_gradient
 from attacks.result import Certificate, Reconstruction
 from fedsim.errors import NotApplicable

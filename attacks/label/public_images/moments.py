@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.possible import whole_counts
+from attacks.label.counts.possible import whole_counts
 
 MOST_MOMENTS = 640
 """Numbers of X that are kept: of its features only the directions that tell most."""

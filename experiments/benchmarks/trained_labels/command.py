@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.label import counting, rules
-from attacks.label.possible import least_counts
+from attacks.label.counts.possible import least_counts
 from attacks.label.public_images.counts import MAX_MISFIT
 from attacks.label.public_images.drift import drifted_counts
 from attacks.label.public_images.moments import ClassMoments, class_moments, fit_counts
+from attacks.label.rules import basic, counting
 from experiments.benchmarks.heads import head_gradients, head_inputs, train
 from experiments.studies.harness.study import code_and_machine
 from experiments.studies.harness.tables import markdown
@@ -100,10 +100,10 @@ def rules_of(state: State) -> dict[str, Rule]:
         return torch.bincount(counting.llg(b, size, share), minlength=CLASSES)
 
     def ilrg(w: Tensor, b: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        return rules.largest_remainder(counting.ilrg_counts(weight, bias, w, b, size), size)
+        return basic.largest_remainder(counting.ilrg_counts(weight, bias, w, b, size), size)
 
     def bias_prior(w: Tensor, b: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        return rules.largest_remainder(rules.prior_counts(b, probs.mean(dim=0), size), size)
+        return basic.largest_remainder(basic.prior_counts(b, probs.mean(dim=0), size), size)
 
     def guess(w: Tensor, b: Tensor, size: int, rng: torch.Generator) -> Tensor:
         chosen = torch.randint(len(state.public_labels), (size,), generator=rng)

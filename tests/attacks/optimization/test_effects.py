@@ -8,7 +8,7 @@ import torch
 
 import fedsim
 from attacks.base import Attack, Reconstruction
-from attacks.label.head import head_is_exact
+from attacks.label.head.gradient import head_is_exact
 from attacks.optimization import Cosine, GradientMatching, SquaredL2
 from attacks.optimization.matching.objectives import Clipped
 from attacks.optimization.problem import shared_update, with_clip

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attacks.label.head import head_is_exact, rounding
-from attacks.label.head_errors import head_errors
+from attacks.label.head.errors import head_errors
+from attacks.label.head.gradient import head_is_exact, rounding
 from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attacks.label.possible import least_counts
+from attacks.label.counts.possible import least_counts
 from attacks.label.public_images import moments as m
 from attacks.label.public_images.drift import drifted_counts, images_of
-from attacks.label.rules import largest_remainder, prior_counts
+from attacks.label.rules.basic import largest_remainder, prior_counts
 
 CLASSES, WIDTH = 4, 6
 

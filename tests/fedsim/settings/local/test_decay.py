@@ -9,7 +9,7 @@ from timm.optim import param_groups_weight_decay
 from torch.nn import functional as F
 
 import fedsim
-from attacks.label.head import decays
+from attacks.label.head.gradient import decays
 from clients.app import ClientRuntime
 from fedsim.errors import ConfigError
 from fedsim.settings.commands import config_of

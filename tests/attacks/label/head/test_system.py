@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label import head_system as hs
+from attacks.label.head import system as hs
 
 
 def problem(seed=0, classes=6, width=9, labels=(0, 1, 1, 4), smoothing=0.0):

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attacks.label.head import head_is_exact
-from attacks.label.rules import largest_remainder
+from attacks.label.head.gradient import head_is_exact
+from attacks.label.rules.basic import largest_remainder
 from attacks.noise import noise_of
 from attacks.result import Certificate, Reconstruction
 from fedsim.effects import AddsNoise

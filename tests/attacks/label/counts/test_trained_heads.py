@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 
-from attacks.label.residual import certify_counts
+from attacks.label.counts.residual import certify_counts
 
 CLASSES, BATCH, IMAGES = 10, 8, 200
 

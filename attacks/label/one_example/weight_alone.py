@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.analytic.rgap.inversion import read_head
-from attacks.label.head import head_is_exact, rounding, shared, single_head
+from attacks.label.head.gradient import head_is_exact, rounding, shared, single_head
 from fedsim.effects import AddsNoise, Unpublished
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation

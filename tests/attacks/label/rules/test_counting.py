@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label import counting, rules
-from attacks.label.counting import LabelShare
+from attacks.label.rules import basic, counting
+from attacks.label.rules.counting import LabelShare
 
 
 def gradients(h, labels, weight, bias, smoothing=0.0):
@@ -78,7 +78,7 @@ def test_zero_shot_is_exact_with_equal_sums_and_the_true_softmax(smoothing):
     mean_probs = F.linear(h, weight, bias).softmax(dim=1).mean(dim=0)
     counts = counting.zero_shot_counts(weight_grad, mean_probs, 3.0, 8, smoothing)
     torch.testing.assert_close(counts, torch.bincount(torch.tensor(LABELS), minlength=10).double())
-    assert rules.labels_of(counts, 8).tolist() == LABELS
+    assert basic.labels_of(counts, 8).tolist() == LABELS
 
 
 def test_zero_shot_fails_on_features_that_sum_to_nothing():
@@ -87,8 +87,8 @@ def test_zero_shot_fails_on_features_that_sum_to_nothing():
     weight_grad, bias_grad = gradients(h, LABELS, weight, bias)
     mean_probs = F.linear(h, weight, bias).softmax(dim=1).mean(dim=0)
     counts = counting.zero_shot_counts(weight_grad, mean_probs, float(h.sum(dim=1).mean()), 8)
-    assert rules.labels_of(counts, 8).tolist() != LABELS
-    assert rules.bias_prior(bias_grad, mean_probs, 8).tolist() == LABELS
+    assert basic.labels_of(counts, 8).tolist() != LABELS
+    assert basic.bias_prior(bias_grad, mean_probs, 8).tolist() == LABELS
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -100,7 +100,7 @@ def test_ilrg_is_exact_where_all_examples_share_a_feature(scale, smoothing):
     counts = counting.ilrg_counts(weight, bias, weight_grad, bias_grad, 8, smoothing)
     expected = torch.bincount(torch.tensor(LABELS), minlength=10).double()
     torch.testing.assert_close(counts, expected, atol=1e-8, rtol=0)
-    assert rules.labels_of(counts, 8).tolist() == LABELS
+    assert basic.labels_of(counts, 8).tolist() == LABELS
 
 
 def test_ilrg_counts_with_many_classes():
@@ -110,7 +110,7 @@ def test_ilrg_counts_with_many_classes():
         h = positive(16, 32, seed) * 10
         labels = torch.randint(12, (16,), generator=torch.Generator().manual_seed(seed)).sort().values.tolist()
         counts = counting.ilrg_counts(weight, bias, *gradients(h, labels, weight, bias), 16)
-        right += rules.labels_of(counts, 16).tolist() == labels
+        right += basic.labels_of(counts, 16).tolist() == labels
     assert right >= 18
 
 

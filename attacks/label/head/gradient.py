@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.label.rules import head_gradient
+from attacks.label.rules.basic import head_gradient
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 

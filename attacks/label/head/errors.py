@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.head_system import head_system, solve_rows
-from attacks.label.residual import FIRST, LONG, MAX_TOLERANCE, TOLERANCE, joined
+from attacks.label.counts.residual import FIRST, LONG, MAX_TOLERANCE, TOLERANCE, joined
+from attacks.label.head.system import head_system, solve_rows
 
 MAX_BATCH_SIZE = 16
 """Time grows as the sixth power of the number of images."""
@@ -22,7 +22,7 @@ def head_errors(
     """p - y of each image, in the order of the labels; of those with one label in any order.
 
     The mean gradient gives them in sum alone. That they are the errors of features which the classifier reads settles
-    them (`attacks.label.head_system`), for batches of fewer images than classes, `MAX_BATCH_SIZE` at most.
+    them (`attacks.label.head.system`), for batches of fewer images than classes, `MAX_BATCH_SIZE` at most.
 
     Args:
         weights: weight and bias of the classifier.

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label import residual
-from attacks.label.residual import certify_counts
+from attacks.label.counts import residual
+from attacks.label.counts.residual import certify_counts
 
 CLASSES, WIDTH = 10, 32
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label import rules
+from attacks.label.rules import basic
 
 
 def head(labels, classes=10, features=16, smoothing=0.0, scale=0.1, seed=0):
@@ -27,10 +27,10 @@ def random_labels(seed, batch, classes=10):
 def test_counts_are_exact_with_the_true_mean_softmax(seed, smoothing):
     labels = random_labels(seed, 32)
     bias_grad, _, mean_probs = head(labels, smoothing=smoothing, scale=2.0, seed=seed)
-    counts = rules.prior_counts(bias_grad, mean_probs, 32, smoothing)
+    counts = basic.prior_counts(bias_grad, mean_probs, 32, smoothing)
     expected = torch.bincount(torch.tensor(labels), minlength=10).double()
     torch.testing.assert_close(counts, expected, atol=1e-10, rtol=0)
-    assert rules.bias_prior(bias_grad, mean_probs, 32, smoothing).tolist() == sorted(labels)
+    assert basic.bias_prior(bias_grad, mean_probs, 32, smoothing).tolist() == sorted(labels)
 
 
 def test_prior_is_exact_within_its_stated_radius():
@@ -42,7 +42,7 @@ def test_prior_is_exact_within_its_stated_radius():
         error = torch.rand(10, generator=rng, dtype=torch.float64) - 0.5
         error -= error.mean()
         error *= 0.49 / 16 / error.abs().max()
-        assert rules.bias_prior(bias_grad, mean_probs + error, 16).tolist() == sorted(labels)
+        assert basic.bias_prior(bias_grad, mean_probs + error, 16).tolist() == sorted(labels)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -55,7 +55,7 @@ def test_gradient_sums_to_zero_over_classes(seed):
 @pytest.mark.parametrize("label", range(10))
 def test_one_example_is_the_only_negative(label):
     bias_grad, _, _ = head([label], scale=2.0, seed=label)
-    assert rules.bias_sign(bias_grad).tolist() == [label]
+    assert basic.bias_sign(bias_grad).tolist() == [label]
     assert int(bias_grad.argmin()) == label
 
 
@@ -64,9 +64,9 @@ def test_sign_names_no_absent_class_and_misses_none_near_uniform(smoothing):
     for seed in range(20):
         labels = random_labels(seed, 6)
         bias_grad, _, _ = head(labels, smoothing=smoothing, scale=3.0, seed=seed)
-        assert set(rules.bias_sign(bias_grad, smoothing).tolist()) <= set(labels)
+        assert set(basic.bias_sign(bias_grad, smoothing).tolist()) <= set(labels)
         bias_grad, _, _ = head(labels, smoothing=0.0, scale=0.01, seed=seed)
-        assert set(rules.bias_sign(bias_grad).tolist()) == set(labels)
+        assert set(basic.bias_sign(bias_grad).tolist()) == set(labels)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_sign_names_no_absent_class_of_a_rounded_gradient(classes, batch, wire):
     F.cross_entropy(logits, labels, label_smoothing=0.1).backward()
     bias_grad = logits.grad.sum(dim=0).to(wire).double()
     assert bool((bias_grad[classes // 2 :] < -0.1 / classes).any())
-    assert set(rules.bias_sign(bias_grad, 0.1).tolist()) <= set(labels.tolist())
+    assert set(basic.bias_sign(bias_grad, 0.1).tolist()) <= set(labels.tolist())
 
 
 def test_sign_allows_for_a_rounding_that_is_told():
     bias_grad = torch.tensor([-0.3, -1e-5, 0.30001])
-    assert rules.bias_sign(bias_grad).tolist() == [0, 1]
-    assert rules.bias_sign(bias_grad, rounding=1e-4).tolist() == [0]
+    assert basic.bias_sign(bias_grad).tolist() == [0, 1]
+    assert basic.bias_sign(bias_grad, rounding=1e-4).tolist() == [0]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -98,13 +98,13 @@ def test_corrected_counts_repeats_near_uniform(smoothing):
     for seed in range(40):
         labels = random_labels(seed, 16)
         bias_grad, _, _ = head(labels, smoothing=smoothing, scale=0.01, seed=seed)
-        right += rules.bias_corrected(bias_grad, 16, smoothing).tolist() == sorted(labels)
+        right += basic.bias_corrected(bias_grad, 16, smoothing).tolist() == sorted(labels)
     assert right >= 38
 
 
 def test_corrected_emits_no_more_than_the_batch():
     bias_grad = torch.tensor([-0.4, -0.3, -0.2, 0.9])
-    assert rules.bias_corrected(bias_grad, 2).tolist() == [0, 1]
+    assert basic.bias_corrected(bias_grad, 2).tolist() == [0, 1]
 
 
 def test_weight_rules_on_non_negative_features():
@@ -114,15 +114,15 @@ def test_weight_rules_on_non_negative_features():
         h = torch.rand(4, 16, generator=rng, dtype=torch.float64)
         weight = (0.01 * torch.randn(10, 16, generator=rng, dtype=torch.float64)).requires_grad_()
         F.cross_entropy(h @ weight.T, labels).backward()
-        assert rules.gradinversion(weight.grad, 4).tolist() == sorted(labels.tolist())
+        assert basic.gradinversion(weight.grad, 4).tolist() == sorted(labels.tolist())
         single = weight.detach().clone().requires_grad_()
         F.cross_entropy(h[:1] @ single.T, labels[:1]).backward()
-        assert rules.idlg(single.grad).tolist() == labels[:1].tolist()
+        assert basic.idlg(single.grad).tolist() == labels[:1].tolist()
 
 
 def test_gradinversion_refuses_more_examples_than_classes():
     with pytest.raises(ValueError, match="repeats some of 10 classes"):
-        rules.gradinversion(torch.zeros(10, 4), 11)
+        basic.gradinversion(torch.zeros(10, 4), 11)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_gradinversion_refuses_more_examples_than_classes():
     ],
 )
 def test_largest_remainder(shares, total, counts):
-    found = rules.largest_remainder(torch.tensor(shares), total)
+    found = basic.largest_remainder(torch.tensor(shares), total)
     assert int(found.sum()) == total
     assert found.tolist() == counts
 
@@ -150,14 +150,14 @@ def test_two_averaged_heads_add_up_to_one():
     F.cross_entropy(logits, labels).backward()
     expected = logits.detach().softmax(1).mean(0) - torch.bincount(labels, minlength=5) / 6
     gradient = {"a": first.bias.grad, "b": second.bias.grad}
-    torch.testing.assert_close(rules.head_gradient(gradient, ("a", "b")), expected)
-    torch.testing.assert_close(rules.head_gradient({"b": second.bias.grad}, ("a", "b")), expected)
-    assert rules.head_gradient({}, ("a", "b")) is None
+    torch.testing.assert_close(basic.head_gradient(gradient, ("a", "b")), expected)
+    torch.testing.assert_close(basic.head_gradient({"b": second.bias.grad}, ("a", "b")), expected)
+    assert basic.head_gradient({}, ("a", "b")) is None
 
 
 def test_labels_smoothed_away_are_refused():
     with pytest.raises(ValueError, match="leaves nothing"):
-        rules.prior_counts(torch.zeros(3), torch.ones(3) / 3, 2, 1.0)
+        basic.prior_counts(torch.zeros(3), torch.ones(3) / 3, 2, 1.0)
 
 
 def one_by_one(shares, total):
@@ -179,11 +179,11 @@ def test_largest_remainder_is_what_steps_of_one_come_to():
         shares = scale * torch.randn(classes, generator=rng, dtype=torch.float64)
         if trial % 3 == 0:
             shares = (4.0 * shares).round() / 4.0  # ties
-        assert rules.largest_remainder(shares, total).tolist() == one_by_one(shares, total).tolist()
+        assert basic.largest_remainder(shares, total).tolist() == one_by_one(shares, total).tolist()
 
 
 @pytest.mark.parametrize("large", [1e12, 1e300])
 def test_a_share_of_any_size_takes_no_longer(large):
     shares = torch.tensor([0.4, large, 0.0, large], dtype=torch.float64)
-    assert rules.largest_remainder(shares, 4).tolist() == [0, 2, 0, 2]
-    assert rules.largest_remainder(-shares, 4).tolist() == [1, 1, 1, 1]
+    assert basic.largest_remainder(shares, 4).tolist() == [0, 2, 0, 2]
+    assert basic.largest_remainder(-shares, 4).tolist() == [1, 1, 1, 1]

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.rules import largest_remainder
+from attacks.label.rules.basic import largest_remainder
 
 SLACK = 1e-3
 """Of one example: how far below zero B p̄_c may come out. More than rounding asks for, it only adds counts."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label.possible import (
+from attacks.label.counts.possible import (
     least_counts,
     nearest_possible,
     number_possible,

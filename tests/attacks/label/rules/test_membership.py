@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label.membership import rlg
+from attacks.label.rules.membership import rlg
 
 
 def weight_gradient(labels, classes=50, width=32, scale=0.05, seed=0, dtype=torch.float64):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from attacks.label import RecoverLabels
-from attacks.label.single import errors_of_labels, head_input, label_of_one, single_label
+from attacks.label.one_example.label import errors_of_labels, head_input, label_of_one, single_label
 from fedsim.errors import NotApplicable
 from fedsim.models import ModelSpec
 from fedsim.update import LocalProtocol, Update

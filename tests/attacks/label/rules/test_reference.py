@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attacks.label import RecoverLabels
-from attacks.label.reference import random_reference
+from attacks.label.rules.reference import random_reference
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import ModelSpec
 

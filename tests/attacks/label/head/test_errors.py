@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label.head_errors import MAX_BATCH_SIZE, head_errors
+from attacks.label.head.errors import MAX_BATCH_SIZE, head_errors
 
 CLASSES, WIDTH = 10, 64
 

@@ -1,8 +1,8 @@
 """Counts that a head's gradient itself confirms, with the feature of every example.
 
-The gradient of the bias leaves some counts possible, and no others (`attacks.label.possible`). Each of them leaves a
-small system of equations for the features (`attacks.label.head_system`), which the right ones solve up to the rounding
-of the gradient. That a wrong one does not is not taken for granted: all of them are tried.
+The gradient of the bias leaves some counts possible, and no others (`attacks.label.counts.possible`). Each of them
+leaves a small system of equations for the features (`attacks.label.head.system`), which the right ones solve up to the
+rounding of the gradient. That a wrong one does not is not taken for granted: all of them are tried.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.head_system import HeadSystem, feature_error, head_system, solve_rows
-from attacks.label.possible import least_counts, nearest_possible, number_possible, possible_counts
+from attacks.label.counts.possible import least_counts, nearest_possible, number_possible, possible_counts
+from attacks.label.head.system import HeadSystem, feature_error, head_system, solve_rows
 
 TOLERANCE = 32.0
 """Residuals accepted, in roundings of the shared gradient (right counts leave 1 … 30)."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.rules import MARGIN, lowest_again, prior_counts
+from attacks.label.rules.basic import MARGIN, lowest_again, prior_counts
 
 
 @dataclass(frozen=True)

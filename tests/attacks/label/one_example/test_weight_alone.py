@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label.single import label_of_one, single_label
-from attacks.label.weight_alone import label_by_weight, row_apart
+from attacks.label.one_example.label import label_of_one, single_label
+from attacks.label.one_example.weight_alone import label_by_weight, row_apart
 from fedsim.effects import AddsNoise, Clips, Unpublished
 from fedsim.errors import NotApplicable
 from fedsim.models import ModelSpec

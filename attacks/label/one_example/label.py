@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.head import decays, head_is_exact, shared, sign_rounding, single_head, tells
-from attacks.label.rules import bias_sign
-from attacks.label.weight_alone import label_by_weight
+from attacks.label.head.gradient import decays, head_is_exact, shared, sign_rounding, single_head, tells
+from attacks.label.one_example.weight_alone import label_by_weight
+from attacks.label.rules.basic import bias_sign
 from attacks.result import Certificate, Reconstruction
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation

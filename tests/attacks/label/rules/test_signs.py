@@ -9,7 +9,7 @@ from torch import nn
 
 import fedsim
 from attacks.label import RecoverLabels
-from attacks.label.signs import _noise, labels_of_signs, likely_counts
+from attacks.label.rules.signs import _noise, labels_of_signs, likely_counts
 from defenses import GradientClip, GradientNoise
 from fedsim.errors import NotApplicable
 

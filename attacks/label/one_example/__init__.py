@@ -1,0 +1,1 @@
+"""The label of one example."""

@@ -1,0 +1,1 @@
+"""Published rules that read labels off a classifier's gradient."""
