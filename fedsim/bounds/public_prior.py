@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fedsim.bounds.gaussian_prior import dct_matrix, window_covariance
@@ -71,6 +71,38 @@ class PublicPrior:
         mirrors = _mirrors(images.clamp(0.0, 1.0), seen)
         return replace(prior, seen_mean=seen_mean, own_share=share.clamp(0.0, 1.0), mirrors=mirrors)
 
+    @classmethod
+    def of_class(cls, images: Float[Tensor, "batch c h w"], labels: Int[Tensor, " batch"], label: int) -> "PublicPrior":
+        """Of the images of one class: each coefficient's mean by as much as classes differ in it beside their images.
+
+        Means of classes are random effects (best linear unbiased prediction, Henderson 1975; components of variance as
+        in an unbalanced one-way layout, Searle 1971): of a class without images it is the prior of all, and what the
+        mean of few may be off adds to the spectrum, which counts `COUNTS_AS` images as varied as those of all classes.
+
+        Raises:
+            ConfigError: there is no image.
+        """
+        whole = cls.of(images)
+        apart = _coefficients(images.detach().cpu().double() - whole.mean, whole.axes)
+        of_each, counts = labels.unique(return_inverse=True, return_counts=True)[1:]
+        number, classes = len(images), len(counts)
+        if not 1 < classes < number:  # of one class all are, and of images with a class each nothing tells them apart
+            return whole
+        means = apart.new_zeros(classes, *apart.shape[1:]).index_add(0, of_each, apart) / counts.view(-1, 1, 1, 1)
+        within = (apart - means[of_each]).square().sum(0) / (number - classes)
+        between = (counts.view(-1, 1, 1, 1) * (means - apart.mean(0)).square()).sum(0) / (classes - 1)
+        size = (number - counts.square().sum() / number) / (classes - 1)
+        variance = ((between - within) / size).clamp(min=0.0)
+        own = apart[labels == label]
+        count, mean = len(own), own.mean(0) if len(own) else torch.zeros_like(within)
+        share = count * variance / (count * variance + within).clamp(min=LEAST_STD**2)
+        squares = (own - mean).square().sum(0) + COUNTS_AS * within
+        spread = squares / (max(count - 1, 0) + COUNTS_AS) + (1.0 - share) * variance
+        alike = replace(whole, spectrum=torch.ones_like(spread))
+        return replace(
+            whole, mean=alike.coloured((share * mean)[None])[0], spectrum=spread.clamp(min=LEAST_STD**2).sqrt()
+        )
+
     def own_images(self, seen: Float[Tensor, "batch c h w"], among: int = 1) -> Float[Tensor, "batch c h w"] | None:
         """The best guess at the client's own images from what its model saw; None where they are the same.
 
@@ -88,6 +120,11 @@ class PublicPrior:
             best = (unlikely - 2.0 * self.mirrors[:, 2].log().to(unlikely)[:, None]).argmin(dim=0)
             return each[best, torch.arange(len(seen))]
         return self.mean.to(seen) + self.own_share.to(seen) / among * (seen - self.seen_mean.to(seen))
+
+    @property
+    def log_volume(self) -> float:
+        """log √det C."""
+        return float(self.spectrum.log().sum())
 
     def white(self) -> "PublicPrior":
         """The same mean and variance of a pixel, with nothing known of neighbours and colours."""

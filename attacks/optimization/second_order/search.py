@@ -8,6 +8,7 @@ import torch
 
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, Search, SearchTask
+from attacks.optimization.second_order.known_class import of_its_class
 from attacks.optimization.second_order.label_orders import label_orders
 from attacks.optimization.second_order.settings import Settings
 from attacks.optimization.second_order.victim import VictimSearch
@@ -36,12 +37,29 @@ class LevenbergMarquardt(Settings, Search):
         protocol = problem.observation.protocol
         once = protocol.steps <= math.ceil(problem.count / protocol.batch_size)  # later epochs have other batches
         if problem.ordered or problem.start is not None or problem.labels is None or not once:
-            return VictimSearch(self, task, problem, rng).run()
+            return self._of_one(task, problem, rng)
         found: list[BestCandidate] = []
         orders = label_orders(problem.labels, protocol.batch_size, rng)
+        if len(orders) == 1:
+            return self._of_one(task, replace(problem, labels=orders[0]), rng)
         for number, labels in enumerate(orders):
             part, one = task.part(f"order-{number}"), replace(problem, labels=labels)
             found.append(VictimSearch(self, part, one, rng, (number, len(orders))).run())
             if found[-1].values["within_errors"]:
                 break
         return min(found, key=lambda one: one.values["objective"])
+
+    def _of_one(self, task: SearchTask, problem: Problem, rng: torch.Generator) -> BestCandidate:
+        """Behind noise by a prior of all images and one of its class's: what the more likely of both leaves."""
+        search = VictimSearch(self, task, problem, rng)
+        by_class = of_its_class(problem) if search.has_posterior and self.prior is None else None
+        if by_class is None:
+            return search.run()
+        narrower, search.place = VictimSearch(self, task.part("class"), by_class, rng, (0, 2)), (1, 2)
+        both: list[tuple[float, VictimSearch]] = []
+        for one in (narrower, search):
+            one.descend()
+            prior = one.problem.observation.image_prior
+            assert prior is not None, "it has one of its class's images"
+            both.append((one.unlikely + 2.0 * prior.log_volume, one))
+        return min(both, key=lambda one: one[0])[1].result()

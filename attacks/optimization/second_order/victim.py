@@ -71,7 +71,6 @@ class VictimSearch:
         unknowns = math.prod(self.shape)
         if unknowns > settings.max_unknowns:
             raise NotApplicable(f"{unknowns} unknowns, {settings.max_unknowns} at most are asked for (max_unknowns)")
-        self.prior: ImagePrior = settings.prior or problem.observation.image_prior or GaussianPrior()
         self._solve(problem)
         task.report(self.plan.directions)
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
@@ -81,19 +80,40 @@ class VictimSearch:
         self.followed = 0
         self.trail = Trail()
         self.refused: list[list[int]] = []
+        self.kept = False
+        self._curved: tuple[Tensor, Tensor] | None = None
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
     def _solve(self, problem: Problem) -> None:
+        self.prior: ImagePrior = self.settings.prior or problem.observation.image_prior or GaussianPrior()
         self.problem, self.plan = problem, make_plan(problem, self.task, self.prior)
         self.ends = Ends(problem, self.plan, self.prior, self.task.device)
 
     def run(self) -> BestCandidate:
+        self.descend()
+        return self.result()
+
+    @property
+    def has_posterior(self) -> bool:
+        """Noise hides the image, and J is whole."""
+        return self.plan.whole and self._last.before is not None
+
+    @property
+    def unlikely(self) -> float:
+        """-2 log of the update's probability by Laplace's method at the best end, but for 2 log √det C of the prior."""
+        if not self.ends.found:
+            return math.inf
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            return self.ends.best.cost + float(torch.linalg.slogdet(self._normal)[1])
+
+    def descend(self) -> None:
+        """From each start to its end."""
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             starts, planned = self._starts()
             self._go_on()
-            kept = self._keep_solved(starts)
-            while not kept and self.number < len(planned):
+            self.kept = self._keep_solved(starts)
+            while not self.kept and self.number < len(planned):
                 if starts.problem is not self.problem:
                     starts, planned = self._starts()
                 kind, make = planned[self.number]
@@ -101,9 +121,18 @@ class VictimSearch:
                 if self.ends.settled:
                     break
                 self.near, self.stage, self.taken, self.state, self.number = 0, 0, 0, None, self.number + 1
-            if not kept:
+            if not self.kept:
                 self._make_likely()
-            average = None if kept else self._average()
+
+    def result(self) -> BestCandidate:
+        """The best end, or the mean of what noise leaves around it.
+
+        Raises:
+            NotApplicable: no start applies.
+            NotFiniteError: none has a finite residual.
+        """
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            average = None if self.kept else self._average()
         if not self.ends.found and not self.rows:
             raise NotApplicable(f"none of its starts applies: {', '.join(self.settings.starts)}")
         if not self.ends.found:
@@ -119,8 +148,8 @@ class VictimSearch:
             "within_errors": float(self.ends.within_errors),
             "floor": self._last.floor,
             "left": self.ends.left(cost),
-            "trust": 1.0 if kept else self.ends.trust,
-            "kept": float(kept),
+            "trust": 1.0 if self.kept else self.ends.trust,
+            "kept": float(self.kept),
         }
         if average is not None:
             values |= {"accepted": average.accepted, "draws": float(average.draws)}
@@ -243,7 +272,14 @@ class VictimSearch:
 
     @property
     def _draws(self) -> int:
-        return self.settings.draws if self.plan.whole and self._last.before is not None else 0
+        return self.settings.draws if self.has_posterior else 0
+
+    @property
+    def _normal(self) -> Tensor:
+        """JᵀJ at the best end."""
+        if self._curved is None or self._curved[0] is not self.ends.best.x:
+            self._curved = self.ends.best.x, self._last.normal(self.ends.best.x).matrix
+        return self._curved[1]
 
     def _images(self, x: Tensor) -> Tensor:
         """The model's input."""
@@ -254,7 +290,7 @@ class VictimSearch:
         if not self.ends.found or not self._draws:
             return None
         x, rng = self.ends.best.x, torch.Generator().manual_seed(self.seeds[-1])
-        return posterior_mean(self._last, x, self._last.normal(x).matrix, self._draws, rng, self._drew)
+        return posterior_mean(self._last, x, self._normal, self._draws, rng, self._drew)
 
     def _predicted(self, variance: Tensor) -> float:
         """dB of the mean squared error of pixels in [0, 1] that the posterior itself expects."""

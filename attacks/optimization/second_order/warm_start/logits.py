@@ -13,6 +13,7 @@ from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.errors import rounding_of
+from attacks.optimization.second_order.warm_start.ensemble import FEWEST
 from fedsim.effects import Sparsifies
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -69,10 +70,12 @@ class LogitErrors:
         smoothing = observation.protocol.label_smoothing
         wanted = F.one_hot(labels, error.shape[1]).to(error) * (1.0 - smoothing) + smoothing / error.shape[1]
         std, noise = rounding_of(observation, target, scale, local)[biases[0]], noise_of(observation, target, scale)
-        std = problem.count * (std if noise is None else torch.hypot(std, noise[biases[0]]))
+        std = (problem.count * (std if noise is None else torch.hypot(std, noise[biases[0]]))).expand_as(error)
         pruned = problem.count == 1 and observation.effect(Sparsifies) is not None
         kept = error[0] != 0 if pruned else torch.ones_like(error[0], dtype=torch.bool)
-        probs, std = (error + wanted)[:, kept], std.expand_as(error)[:, kept]
+        if noise is not None and problem.count == 1 and not pruned:
+            error, std = _with_public(observation, labels, error, std, wanted)
+        probs, std = (error + wanted)[:, kept], std[:, kept]
         if not bool(kept.all()):
             probs = torch.cat([probs, 1.0 - probs.sum(1, keepdim=True)], dim=1)
             std = torch.cat([std, std.norm(dim=1, keepdim=True)], dim=1)
@@ -108,6 +111,25 @@ class LogitErrors:
         off = known - self.log_probs
         shares = self.weights / self.weights.sum(1, keepdim=True).clamp(min=torch.finfo(off.dtype).tiny)
         return (self.weights * (off - (shares * off).sum(1, keepdim=True))).flatten()
+
+
+def _with_public(
+    observation: Observation, labels: Int[Tensor, "1"], error: Tensor, std: Tensor, wanted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Errors of logits, and how far they may be off, with what the model makes of public images of this class.
+
+    Of a model that takes all images for much the same these say more than a bias behind noise does.
+    """
+    held = observation.public_images
+    own = None if held is None or held.labels is None else held.pixels[held.labels == labels.cpu()]
+    if own is None or len(own) < FEWEST:
+        return error, std
+    model = observation.build_model().double().eval()
+    with torch.no_grad():
+        found = model(observation.normalised(own / 255.0)).softmax(1).to(error) - wanted
+    mean, variance = found.mean(0), found.var(0)
+    gain = variance / (variance + std.square())
+    return mean + gain * (error - mean), gain.sqrt() * std
 
 
 def _of_batch(observation: Observation, target: State, labels: Int[Tensor, " batch"]) -> Tensor | None:

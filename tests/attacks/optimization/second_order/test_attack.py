@@ -278,7 +278,7 @@ def test_labels_of_local_batches_are_searched_in_other_orders_than_the_sorted(mo
 class Scripted:
     """Ends as it is told to, and keeps what it was given."""
 
-    ends, given = ((1.5, 0.0), (1.0, 1.0), (0.9, 1.0)), []
+    ends, given, has_posterior = ((1.5, 0.0), (1.0, 1.0), (0.9, 1.0)), [], False
 
     def __init__(self, settings, task, problem, rng, place=(0, 1)):
         self.given.append((problem.labels.tolist(), place))
