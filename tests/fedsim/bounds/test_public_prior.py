@@ -111,3 +111,55 @@ def test_what_is_seen_of_others_tells_nothing(images, rng):
 def test_without_an_image_it_is_refused():
     with pytest.raises(ConfigError, match="images"):
         PublicPrior.of(torch.zeros(0, 3, 4, 4))
+
+
+@pytest.fixture
+def classes(rng):
+    """Means of forty classes that differ in slow patterns alone, 2 to 12 images of each, and their labels."""
+    slow = torch.linspace(-1, 1, 6)[:, None].expand(3, 6, 6).double()
+    means = 0.5 + 0.15 * torch.randn(40, 1, 1, 1, generator=rng, dtype=torch.float64) * slow
+    labels = torch.repeat_interleave(torch.arange(40), torch.randint(2, 13, (40,), generator=rng))
+    images = means[labels] + 0.1 * torch.randn(len(labels), 3, 6, 6, generator=rng, dtype=torch.float64)
+    return means, images, labels
+
+
+def test_a_class_of_many_images_has_their_moments(classes, rng):
+    means, images, labels = classes
+    more = means[7] + 0.03 * torch.randn(500, 3, 6, 6, generator=rng, dtype=torch.float64)
+    prior = PublicPrior.of_class(torch.cat([images, more]), torch.cat([labels, torch.full((500,), 7)]), 7)
+    assert float((prior.mean - means[7]).abs().max()) < 0.02
+    assert float(prior.spectrum.square().mean().sqrt()) == pytest.approx(0.03, rel=0.2)
+
+
+def test_class_means_of_few_images_are_nearer_than_their_images_mean_and_the_mean_of_all(classes):
+    means, images, labels = classes
+    whole, errors = PublicPrior.of(images).mean, torch.zeros(3, dtype=torch.float64)
+    for label in range(40):
+        found = PublicPrior.of_class(images, labels, label).mean
+        alone = images[labels == label].mean(dim=0)
+        errors += torch.stack([(one - means[label]).square().mean() for one in (found, alone, whole)])
+    assert float(errors[0]) < 0.5 * float(errors[1:].min())
+
+
+def test_a_class_prior_is_as_sure_as_it_is_right(classes, rng):
+    means, images, labels = classes
+    fresh = means + 0.1 * torch.randn(40, 3, 6, 6, generator=rng, dtype=torch.float64)
+    apart = [PublicPrior.of_class(images, labels, k).whitened(fresh[k : k + 1]).square().mean() for k in range(40)]
+    assert float(torch.stack(apart).mean()) == pytest.approx(1.0, rel=0.15)
+
+
+def test_of_a_class_without_images_it_is_as_wide_as_that_of_all(classes):
+    _, images, labels = classes
+    prior, whole = PublicPrior.of_class(images, labels, 99), PublicPrior.of(images)
+    assert torch.allclose(prior.mean, whole.mean)
+    assert prior.log_volume == pytest.approx(whole.log_volume, abs=0.05 * 108)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(300, dtype=torch.long), torch.arange(300)])
+def test_one_class_or_a_class_for_each_image_tells_nothing_of_classes(images, labels):
+    assert torch.equal(PublicPrior.of_class(images, labels, 0).spectrum, PublicPrior.of(images).spectrum)
+
+
+def test_its_volume_is_that_of_its_covariance(images):
+    prior = PublicPrior.of(images)
+    assert prior.log_volume == pytest.approx(-0.5 * float(torch.linalg.slogdet(prior_precision(prior, (3, 6, 6)))[1]))

@@ -146,3 +146,25 @@ def test_behind_a_clipping_defense_nothing_is_eased(vit, image, cpu):
     """The bias's gradient is then the errors times a factor that nobody but the client knows."""
     clipped = fedsim.observe(vit, image, torch.tensor([3]), defense=[{"gradient_clip": {"max_norm": 0.01}}])
     assert known_logits_of(clipped, cpu) is None
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.5])
+def test_behind_noise_they_are_joined_by_those_of_public_images(vit, image, cpu, noise):
+    """Of one class, whose errors hardly differ at this model."""
+    found, labels = load_digits(), torch.from_numpy(load_digits().target)
+    public = torch.from_numpy(found.images[1000:] / 16).float()[:, None].expand(-1, *SHAPE[1:])
+    true = LogitErrors.of(problem_of(fedsim.observe(vit, image, torch.tensor([3])), cpu), "gradient").error
+    spent = []
+    for seed in range(10):
+        defense = [GradientNoise(relative_norm=noise)] if noise else []
+        seen = fedsim.observe(vit, image, torch.tensor([3]), defense=defense, seed=seed)
+        alone = LogitErrors.of(problem_of(seen, cpu), "gradient")
+        joined = LogitErrors.of(problem_of(seen.with_public_images(public, labels[1000:]), cpu), "gradient")
+        if not noise:
+            assert torch.equal(joined.error, alone.error)
+            continue
+        assert bool((joined.doubts < alone.doubts).all())
+        off, sent = float((joined.error - true).norm()), float((alone.error - true).norm())
+        assert off < (0.2 if noise == 0.5 else 1.0) * sent
+        spent.append(off)
+    assert not noise or max(spent) < 0.2

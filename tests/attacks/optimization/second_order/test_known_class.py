@@ -1,0 +1,122 @@
+"""A search by what public images tell of the class."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedsim
+from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels, SquaredL2
+from attacks.optimization.problem import make_problem
+from attacks.optimization.search.base import SearchTask
+from attacks.optimization.second_order.known_class import of_its_class
+from attacks.optimization.second_order.warm_start.ensemble import FEWEST
+from attacks.session import Session
+from defenses import GradientNoise
+from tests.attacks.optimization.second_order.test_attack import model as model
+from tests.attacks.optimization.second_order.test_attack import psnr
+from tests.attacks.optimization.test_engine import Kept, KilledError
+
+CLASSES, EACH = 5, 30
+
+
+@pytest.fixture(scope="module")
+def patterns():
+    """Images of classes, each its own pattern and little besides."""
+    rng = torch.Generator().manual_seed(3)
+    means = torch.rand(CLASSES, 1, 3, 4, 4, generator=rng)
+    return (means + 0.04 * torch.randn(CLASSES, EACH + 1, 3, 4, 4, generator=rng)).clamp(0, 1)
+
+
+def observed(model, patterns, label, of, noise=0.3):
+    """A client's image of a class, with the public images of all."""
+    noise = [GradientNoise(relative_norm=noise)] if noise else []
+    seen = fedsim.observe(model, patterns[of, :1], torch.tensor([label]), defense=noise)
+    return seen.with_public_images(patterns[:, 1:].flatten(0, 1), torch.arange(CLASSES).repeat_interleave(EACH))
+
+
+def attacked(seen, labels="auto"):
+    given = {"starts": ["public"], "restarts": 1, "steps": 8, "draws": 20, "frames": 0, "labels": labels}
+    return fedsim.attack(GaussNewton(**given), seen)
+
+
+def of_no_class(seen):
+    return replace(seen, public_images=replace(seen.public_images, labels=None))
+
+
+def problem_of(seen, labels, cpu):
+    return make_problem(seen, seen.update.tensors, labels, Pixels(), {}, cpu)
+
+
+def test_it_holds_the_images_of_the_class_and_their_prior(model, patterns, cpu):
+    seen = observed(model, patterns, 2, 2)
+    found = of_its_class(problem_of(seen, torch.tensor([2]), cpu)).observation
+    assert torch.equal(found.public_images.labels, torch.full((EACH,), 2))
+    assert float((found.image_prior.mean - patterns[2, 1:].mean(0)).abs().max()) < 0.05
+    assert found.image_prior.log_volume < seen.image_prior.log_volume
+
+
+def test_without_labels_with_few_images_and_for_a_batch_there_is_none(model, patterns, cpu):
+    seen, label = observed(model, patterns, 2, 2), torch.tensor([2])
+    held = seen.public_images
+    few = replace(held, pixels=held.pixels[::5], labels=held.labels[::5])
+    assert int((few.labels == 2).sum()) < FEWEST
+    assert of_its_class(problem_of(replace(seen, public_images=few), label, cpu)) is None
+    assert of_its_class(problem_of(of_no_class(seen), label, cpu)) is None
+    assert of_its_class(problem_of(replace(seen, image_prior=None), label, cpu)) is None
+    assert of_its_class(replace(problem_of(seen, torch.tensor([2, 3]), cpu), count=2)) is None
+
+
+def test_what_noise_leaves_is_nearer_by_the_prior_of_its_class(model, patterns):
+    seen = observed(model, patterns, 2, 2, noise=3.0)
+    found, blind = attacked(seen).images, attacked(of_no_class(seen)).images
+    assert psnr(found, patterns[2, :1]) > psnr(blind, patterns[2, :1]) + 3
+
+
+def test_an_image_unlike_its_class_is_searched_for_among_all(model, patterns):
+    """Labelled as class 1, and a picture of class 2."""
+    seen = observed(model, patterns, 1, 2)
+    found, blind = attacked(seen, [1]).images, attacked(of_no_class(seen), [1]).images
+    assert psnr(found, patterns[2, :1]) > psnr(found, patterns[1, 1:].mean(0, keepdim=True)) + 3
+    assert psnr(found, patterns[2, :1]) > psnr(blind, patterns[2, :1]) - 1
+
+
+def test_without_noise_one_search_is_enough(model, patterns, monkeypatch):
+    seen = observed(model, patterns, 2, 2, noise=0.0)
+    monkeypatch.setattr("attacks.optimization.second_order.search.of_its_class", None)
+    assert psnr(attacked(seen).images, patterns[2, :1]) > 60
+
+
+class InParts(Kept):
+    """A session of its own for each part, which dies at a save of that part."""
+
+    def __init__(self, dies_at, dies_in=""):
+        super().__init__(0 if dies_in else dies_at)
+        self.parts, self.of_parts = {}, {dies_in: dies_at}
+
+    def part(self, name):
+        return self.parts.setdefault(name, InParts(self.of_parts.get(name, 0)))
+
+
+@pytest.mark.parametrize("dies_in", ["", "class"])
+def test_a_killed_search_goes_on_with_the_prior_that_it_was_at(model, patterns, cpu, dies_in):
+    seen = observed(model, patterns, 2, 2)
+    search = LevenbergMarquardt(steps=4, starts=("public",), restarts=1, draws=4)
+    budget, reached = Budget(frames=0, save_every=1), []
+
+    def run(session):
+        problem, rng = problem_of(seen, torch.tensor([2]), cpu), torch.Generator().manual_seed(0)
+        return search.run(SearchTask([problem], SquaredL2(), "gradient", budget, cpu, session), [rng])[0]
+
+    class Told(InParts):
+        def progress(self, done, total, values):
+            reached.append(done / total)
+
+    session, whole = Told(3, dies_in), run(Session())
+    with pytest.raises(KilledError):
+        run(session)
+    session.dies_at = 0
+    for part in session.parts.values():
+        part.dies_at = 0
+    assert torch.equal(run(session).images, whole.images)
+    assert all(0.0 <= share <= 1.0 for share in reached)
