@@ -98,6 +98,7 @@ class PublicPrior:
         share = count * variance / (count * variance + within).clamp(min=LEAST_STD**2)
         squares = (own - mean).square().sum(0) + COUNTS_AS * within
         spread = squares / (max(count - 1, 0) + COUNTS_AS) + (1.0 - share) * variance
+        spread += ((1.0 - share) * apart.mean(0)).square()  # the mean of all was drawn towards its gray
         alike = replace(whole, spectrum=torch.ones_like(spread))
         return replace(
             whole, mean=alike.coloured((share * mean)[None])[0], spectrum=spread.clamp(min=LEAST_STD**2).sqrt()

@@ -12,6 +12,7 @@ from attacks.optimization.engine import GradientMatching
 from attacks.optimization.parametrisation import Parametrisation, Pixels
 from attacks.optimization.problem import Problem, local_updates
 from attacks.optimization.search.base import BestCandidate
+from attacks.optimization.second_order.known_class import of_its_class
 from attacks.optimization.second_order.search import LevenbergMarquardt
 from attacks.optimization.settings import Budget, Matching
 from attacks.patch_order import expected_image
@@ -162,7 +163,8 @@ class GaussNewton(GradientMatching):
             )
             return replace(result, certificate=Certificate("uncertified", reason, found.values))
         if (trust := found.values["trust"]) < 1.0:
-            return self._toward_mean(problem, result, trust)
+            by_class = of_its_class(problem) if "by_class" in found.values else None
+            return self._toward_mean(by_class or problem, result, trust)
         if not found.values["explained"]:
             return result
         reason = "it explains what was shared up to the errors of what was shared"

@@ -136,9 +136,14 @@ class Ends:
         if self.residual.before is None:
             near = bool(self.found) and self.left(self.best.cost) <= LEFT_BY_NEAR
             return self.explained or (near and self._alike(alone=0.0) >= SURE)
-        if self.within_errors and 0.0 < self.left(self.doubt) <= HIDDEN:
+        if self.within_errors and self.hidden:
             return True
         return sum(end.cost <= self.best.cost + SAME for end in self.found) > 1
+
+    @property
+    def hidden(self) -> bool:
+        """The errors of what was shared hide hardly any of what images tell."""
+        return 0.0 < self.left(self.doubt) <= HIDDEN
 
     def left(self, cost: float) -> float:
         """What remains of ‖r‖² at the prior's mean, or of ‖W·f*‖² if that is less; 0 where the mean is no point.

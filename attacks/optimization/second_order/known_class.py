@@ -2,27 +2,32 @@
 
 from dataclasses import replace
 
+from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.warm_start.ensemble import FEWEST
-from attacks.optimization.second_order.warm_start.many_images import MOST_PIXELS
 from fedsim.bounds.public_prior import PublicPrior
+from fedsim.effects import AddsNoise, Quantises
 from fedsim.public_images import PublicImages
 
 
 def of_its_class(problem: Problem) -> Problem | None:
     """The same with the public images of its class alone, and a prior of them; None where there are too few.
 
-    None too for a batch, and for images that are too large for it.
+    None too without noise, for a batch and several rounds, and from another attack's image: there a prior adds little.
     """
     observation, labels = problem.observation, problem.labels
+    if not any(isinstance(effect, AddsNoise | Quantises) for effect in observation.effects):
+        return None
+    if problem.count > 1 or problem.later or problem.start is not None or not isinstance(problem.space, PixelSpace):
+        return None
     held = observation.public_images
     if held is None or held.labels is None or observation.image_prior is None:
         return None
-    if labels is None or labels.is_floating_point() or problem.count > 1:
+    if labels is None or labels.is_floating_point():
         return None
     label = int(labels[0])
     own = held.labels == label
-    if int(own.sum()) < FEWEST or held.pixels[0].numel() > MOST_PIXELS:
+    if int(own.sum()) < FEWEST:
         return None
     prior = PublicPrior.of_class(held.images(), held.labels, label)
     public = PublicImages(held.pixels[own], held.labels[own])

@@ -50,16 +50,25 @@ class LevenbergMarquardt(Settings, Search):
         return min(found, key=lambda one: one.values["objective"])
 
     def _of_one(self, task: SearchTask, problem: Problem, rng: torch.Generator) -> BestCandidate:
-        """Behind noise by a prior of all images and one of its class's: what the more likely of both leaves."""
+        """Behind noise by a prior of all images, and by one of its class's: what the more likely of both leaves."""
         search = VictimSearch(self, task, problem, rng)
         by_class = of_its_class(problem) if search.has_posterior and self.prior is None else None
         if by_class is None:
             return search.run()
-        narrower, search.place = VictimSearch(self, task.part("class"), by_class, rng, (0, 2)), (1, 2)
-        both: list[tuple[float, VictimSearch]] = []
-        for one in (narrower, search):
-            one.descend()
-            prior = one.problem.observation.image_prior
-            assert prior is not None, "it has one of its class's images"
-            both.append((one.unlikely + 2.0 * prior.log_volume, one))
-        return min(both, key=lambda one: one[0])[1].result()
+        narrower = VictimSearch(self, task.part("class"), by_class, rng, (1, 2))
+        search.place = (0, 2)
+        search.descend()
+        if not search.told:
+            narrower.descend()
+            if _unlikely(narrower) < _unlikely(search):
+                found = narrower.result()
+                return replace(found, values={**found.values, "by_class": 1.0})
+        search.place = (1, 2)
+        return search.result()
+
+
+def _unlikely(search: VictimSearch) -> float:
+    """-2 log of how likely the update is by a search's prior."""
+    prior = search.problem.observation.image_prior
+    assert prior is not None, "it has one of its class's images"
+    return search.unlikely() + 2.0 * prior.log_volume

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.base import Frame
+from attacks.forward_mode import CHUNK
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, SearchTask
 from attacks.optimization.second_order.ends import SAME, End, Ends
@@ -81,7 +82,6 @@ class VictimSearch:
         self.trail = Trail()
         self.refused: list[list[int]] = []
         self.kept = False
-        self._curved: tuple[Tensor, Tensor] | None = None
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
@@ -100,12 +100,22 @@ class VictimSearch:
         return self.plan.whole and self._last.before is not None
 
     @property
+    def told(self) -> bool:
+        """Errors hide hardly any of what images tell, and the best end is within them: a prior adds nothing."""
+        return self.ends.within_errors and self.ends.hidden
+
     def unlikely(self) -> float:
         """-2 log of the update's probability by Laplace's method at the best end, but for 2 log √det C of the prior."""
         if not self.ends.found:
             return math.inf
+        last, x = self._last, self.ends.best.x
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            return self.ends.best.cost + float(torch.linalg.slogdet(self._normal)[1])
+            normal = last.normal(x, whole_together(self.problem, len(x), self.task) or CHUNK)
+            factor = torch.linalg.cholesky(normal.matrix)  # the prior's rows keep it from being singular
+            short = float(torch.linalg.solve_triangular(factor, normal.slope[:, None], upper=False).square().sum())
+        counted = last.weights[last.weights > 0.0]
+        volume = 2.0 * float(factor.diagonal().log().sum() - counted.log().sum())
+        return normal.cost - short + volume  # `short` of the least: the last step may not have been taken
 
     def descend(self) -> None:
         """From each start to its end."""
@@ -274,13 +284,6 @@ class VictimSearch:
     def _draws(self) -> int:
         return self.settings.draws if self.has_posterior else 0
 
-    @property
-    def _normal(self) -> Tensor:
-        """JᵀJ at the best end."""
-        if self._curved is None or self._curved[0] is not self.ends.best.x:
-            self._curved = self.ends.best.x, self._last.normal(self.ends.best.x).matrix
-        return self._curved[1]
-
     def _images(self, x: Tensor) -> Tensor:
         """The model's input."""
         return self.problem.space.images(self.plan.point(x).view(1, *self.shape))[0]
@@ -290,7 +293,7 @@ class VictimSearch:
         if not self.ends.found or not self._draws:
             return None
         x, rng = self.ends.best.x, torch.Generator().manual_seed(self.seeds[-1])
-        return posterior_mean(self._last, x, self._normal, self._draws, rng, self._drew)
+        return posterior_mean(self._last, x, self._last.normal(x).matrix, self._draws, rng, self._drew)
 
     def _predicted(self, variance: Tensor) -> float:
         """dB of the mean squared error of pixels in [0, 1] that the posterior itself expects."""

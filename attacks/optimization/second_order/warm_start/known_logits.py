@@ -56,7 +56,7 @@ class KnownLogits:
         if any(isinstance(effect, Clips) for effect in observation.effects):
             return None
         victim = one_gradient(problem, local, device, dtype)
-        errors = LogitErrors.of(problem, local) if errors is None and victim is not None else errors
+        errors = LogitErrors.of(problem, local, victim) if errors is None and victim is not None else errors
         if victim is None or (errors is None and problem.count > 1):
             return None
         return cls(residual, victim, problem.labels, None if errors is None else errors.to(dtype))

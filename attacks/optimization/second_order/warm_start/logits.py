@@ -1,5 +1,6 @@
 """What the gradients of a classifier say of each image: the errors of its logits, and so the logits."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.errors import rounding_of
 from attacks.optimization.second_order.warm_start.ensemble import FEWEST
+from attacks.victim import Victim
 from fedsim.effects import Sparsifies
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -22,6 +24,8 @@ WEIGHT = 0.1
 """Of a row: an error of one unit of a logit counts as a tenth of a tensor."""
 LEAST = 1e-9
 """Probability, below which none is told from zero."""
+UNLIKELY = 6.0
+"""Standard deviations of χ², by which errors may be apart from those of public images of their class."""
 UNSURE = 10.0
 """A row counts half, where its probability may be off by one part in so many."""
 
@@ -33,8 +37,8 @@ class LogitErrors:
     For one image that is the gradient of the classifier's bias. For a batch the gradients of its weight and bias tell
     the sum over images alone, and features that explain both settle the rest (`head_errors`).
 
-    A search whose loss is Σ δ_bc z_bc / B, with δ as it was shared, meets gradients of the client's own size wherever
-    it stands. With the loss itself they are as large as the model is wrong there, which on a trained model is far more.
+    A search whose loss is Σ δ_bc z_bc / B, with δ as it was shared, or behind noise as public images make it likelier,
+    meets gradients of the client's own size wherever it stands. With the loss itself they are as large as the model is wrong there, which on a trained model is far more.
 
     Classes whose errors were pruned share what the others leave of a probability of one, as the model there divides it:
     exact at the client's image too, and with every class pruned the client's own loss.
@@ -54,8 +58,12 @@ class LogitErrors:
     weights: Float[Tensor, "batch known"]
 
     @classmethod
-    def of(cls, problem: Problem, local: str) -> "LogitErrors | None":
-        """None where they are not known, or labels are not classes. `KnownLogits` asks for one gradient."""
+    def of(cls, problem: Problem, local: str, victim: Victim | None = None) -> "LogitErrors | None":
+        """None where they are not known, or labels are not classes. `KnownLogits` asks for one gradient.
+
+        Args:
+            victim: the client's computation, by which public images say what δ may be behind noise.
+        """
         observation, labels = problem.observation, problem.labels
         biases = observation.roles.head_biases
         if labels is None or labels.is_floating_point() or len(biases) != 1 or biases[0] not in problem.target:
@@ -73,8 +81,8 @@ class LogitErrors:
         std = (problem.count * (std if noise is None else torch.hypot(std, noise[biases[0]]))).expand_as(error)
         pruned = problem.count == 1 and observation.effect(Sparsifies) is not None
         kept = error[0] != 0 if pruned else torch.ones_like(error[0], dtype=torch.bool)
-        if noise is not None and problem.count == 1 and not pruned:
-            error, std = _with_public(observation, labels, error, std, wanted)
+        if noise is not None and problem.count == 1 and not pruned and victim is not None:
+            error, std = _with_public(observation, labels, error, std, wanted, victim)
         probs, std = (error + wanted)[:, kept], std[:, kept]
         if not bool(kept.all()):
             probs = torch.cat([probs, 1.0 - probs.sum(1, keepdim=True)], dim=1)
@@ -114,20 +122,26 @@ class LogitErrors:
 
 
 def _with_public(
-    observation: Observation, labels: Int[Tensor, "1"], error: Tensor, std: Tensor, wanted: Tensor
+    observation: Observation, labels: Int[Tensor, "1"], error: Tensor, std: Tensor, wanted: Tensor, victim: Victim
 ) -> tuple[Tensor, Tensor]:
     """Errors of logits, and how far they may be off, with what the model makes of public images of this class.
 
-    Of a model that takes all images for much the same these say more than a bias behind noise does.
+    Of a model that takes all images for much the same these say more than a bias behind noise does. As they were shared
+    where the two are too far apart: the image is unlike its class.
     """
     held = observation.public_images
     own = None if held is None or held.labels is None else held.pixels[held.labels == labels.cpu()]
     if own is None or len(own) < FEWEST:
         return error, std
-    model = observation.build_model().double().eval()
+    weights = {**victim.fixed, **victim.params}
+    images = observation.normalised(own / 255.0).to(error)
     with torch.no_grad():
-        found = model(observation.normalised(own / 255.0)).softmax(1).to(error) - wanted
-    mean, variance = found.mean(0), found.var(0)
+        each = torch.cat([victim.scores(weights, one[None].to(next(iter(weights.values())))) for one in images])
+    found = each.to(error).softmax(1) - wanted
+    mean, variance = found.mean(0), found.var(0) * (1.0 + 1.0 / len(found))
+    apart = float(((error - mean).square() / (variance + std.square())).sum())
+    if apart > error.shape[1] + UNLIKELY * math.sqrt(2.0 * error.shape[1]):
+        return error, std
     gain = variance / (variance + std.square())
     return mean + gain * (error - mean), gain.sqrt() * std
 

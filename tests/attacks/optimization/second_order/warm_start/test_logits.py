@@ -153,13 +153,13 @@ def test_behind_noise_they_are_joined_by_those_of_public_images(vit, image, cpu,
     """Of one class, whose errors hardly differ at this model."""
     found, labels = load_digits(), torch.from_numpy(load_digits().target)
     public = torch.from_numpy(found.images[1000:] / 16).float()[:, None].expand(-1, *SHAPE[1:])
-    true = LogitErrors.of(problem_of(fedsim.observe(vit, image, torch.tensor([3])), cpu), "gradient").error
+    true = known_logits_of(fedsim.observe(vit, image, torch.tensor([3])), cpu).errors.error
     spent = []
     for seed in range(10):
         defense = [GradientNoise(relative_norm=noise)] if noise else []
         seen = fedsim.observe(vit, image, torch.tensor([3]), defense=defense, seed=seed)
-        alone = LogitErrors.of(problem_of(seen, cpu), "gradient")
-        joined = LogitErrors.of(problem_of(seen.with_public_images(public, labels[1000:]), cpu), "gradient")
+        alone = known_logits_of(seen, cpu).errors
+        joined = known_logits_of(seen.with_public_images(public, labels[1000:]), cpu).errors
         if not noise:
             assert torch.equal(joined.error, alone.error)
             continue
@@ -168,3 +168,14 @@ def test_behind_noise_they_are_joined_by_those_of_public_images(vit, image, cpu,
         assert off < (0.2 if noise == 0.5 else 1.0) * sent
         spent.append(off)
     assert not noise or max(spent) < 0.2
+
+
+def test_behind_noise_errors_unlike_those_of_public_images_stay_as_they_were_shared(vit, image, cpu):
+    """The client's image is no image of the class: its label is another one's."""
+    seen = fedsim.observe(vit, image, torch.tensor([3]), defense=[GradientNoise(relative_norm=0.02)])
+    sure = {name: tensor.clone() for name, tensor in seen.update.tensors.items()}
+    sure["head.bias"] = torch.linspace(-0.5, 0.5, 10)
+    wrong = replace(seen, update=replace(seen.update, tensors=sure))
+    public = image.expand(20, *SHAPE[1:]) * torch.linspace(0.9, 1.0, 20)[:, None, None, None]
+    wrong = wrong.with_public_images(public, torch.full((20,), 3))
+    assert torch.allclose(known_logits_of(wrong, cpu).errors.error[0].float(), sure["head.bias"], atol=1e-6)
