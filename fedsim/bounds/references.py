@@ -59,14 +59,20 @@ def gaussian_reference(
     return -10.0 * math.log10(mean_squared_error)
 
 
-def image_by_image(each: Sequence[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"]) -> float:
+def image_by_image(
+    each: Sequence[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"] | Sequence[Float[Tensor, "n n"]]
+) -> float:
     """dB of the squared error that each image's own linearisation leaves, averaged: E[tr((JᵀΣ⁻¹J + C⁻¹)⁻¹)]/n.
 
     The error of the best estimate under that Gaussian, to first order, where the noise is small enough for J to be the
     same as far as it goes; no bound, and attacks pass it. Never above `gaussian_reference`, which averages the
     information first: where what is unclear differs from image to image that one rises with the number of images.
+
+    Args:
+        precision: C⁻¹ of all, or of each image, as where its class is known.
     """
-    errors = [float(_inverse(one, precision, None).trace()) / len(one) for one in each]
+    known = [precision] * len(each) if isinstance(precision, Tensor) else precision
+    errors = [float(_inverse(one, own, None).trace()) / len(one) for one, own in zip(each, known, strict=True)]
     return -10.0 * math.log10(sum(errors) / len(errors))
 
 

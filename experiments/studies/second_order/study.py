@@ -27,7 +27,17 @@ from experiments.studies.harness.victims import finished
 from experiments.studies.second_order import victims
 from experiments.studies.second_order.options import arguments
 from experiments.studies.second_order.references import ROWS_EACH, left_by_rounding, linear, noise_std, sketched
-from experiments.studies.second_order.victims import DIGITS, DIGITS_MODELS, MODELS, PRIVATE, SHAPE, Victims, public
+from experiments.studies.second_order.victims import (
+    DIGITS,
+    DIGITS_MODELS,
+    MODELS,
+    PRIVATE,
+    SHAPE,
+    Victims,
+    digits,
+    of_class,
+    public,
+)
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.bounds.references import determined, gaussian_reference, image_by_image, information, prior_precision
 from fedsim.errors import one_of
@@ -42,6 +52,7 @@ BESIDE = (
     "public",
     "white_each",
     "public_each",
+    "class_each",
     "rounding",
     "least_rounding",
     "determined",
@@ -203,8 +214,10 @@ def beside(settings: Mapping[str, Any]) -> Entry:
     result: Entry = {"rank": min(one.rank for one in facts), "unknowns": facts[0].unknowns, "determined": len(whole)}
     known = whole and not SHARES[settings["share"]].coarse
     result |= {"rounding": median(whole), "least_rounding": min(whole)} if known else {"rounding": None}
-    noisy = SHARES[settings["share"]].relative > 0
-    return result | _references(prior, SHAPE, each if noisy else [])
+    if not SHARES[settings["share"]].relative:
+        return result | _references(prior, SHAPE, [])
+    classes = [prior_precision(of_class(int(label)), SHAPE) for label in digits(range(len(each)))[1]]
+    return result | _references(prior, SHAPE, each) | {"class_each": image_by_image(each, classes)}
 
 
 def _beside_large(settings: Mapping[str, Any]) -> Entry:
@@ -237,7 +250,7 @@ def _references(prior: PublicPrior, shape: Sequence[int], each: Sequence[Tensor]
         precision = prior_precision(one, shape) if each else None
         found[name] = None if precision is None else gaussian_reference(each, precision, rows)
         found[f"{name}_each"] = None if precision is None or rows else image_by_image(each, precision)
-    return found
+    return found | {"class_each": None}
 
 
 def page(
@@ -252,7 +265,7 @@ def page(
         named = (f"{model}/{share}/{attack}/", f"{model}/{share}/beside")
         values = cell([e for e in entries if e["unit"].startswith(named)])
         record.append([model, share, attack, *values.values()])
-        shown = [number(values[name], ".1f") for name in ("floor", "median", "guess", *BESIDE[:5])]
+        shown = [number(values[name], ".1f") for name in ("floor", "median", "guess", *BESIDE[:6])]
         if values["refused"]:
             shown[0] = counted(shown[0], values["done"], images) if values["done"] else "refused"
         if values["least_rounding"] is not None:
@@ -265,7 +278,7 @@ def page(
         rows.append([MODELS[model], share, attack, *found, *shown[2:], *spent])
     header = ["model", "shared", "attack", "dB of the mean error", "median dB", "least / most", "recognisable"]
     header += [f"above {EXACT:.0f} dB", "certified", "a guess", "white reference", "public reference"]
-    header += ["white, image by image", "public, image by image"]
+    header += ["white, image by image", "public, image by image", "class, image by image"]
     header += ["rounding alone", "seconds", "of them on the CPU", "peak GiB"]
     names = ["model", "shared", "attack", *(cell([]))]
     introduction = (
@@ -277,14 +290,17 @@ def page(
         "all, where some do). "
         "Compare a reference with the dB of the mean error."
     )
+    models = {model for model, _, _ in cells}
     differs = [
         f"Models are untrained, but for the one of {victims.TRAINING_STEPS} steps; labels are read off the update. "
         "`vit_nano` shares float32, ViT-Ti (two blocks, 32 px) float64 where its row does not say float32.",
         f"The guess is the mean of images that are nobody's ({DIGITS - PRIVATE} digits, or half of the folder's); so "
         f"is the prior of the attack, and images that it starts from. Of those the nearest to each private one, which "
-        f"only the truth can tell, {_nearest({model for model, _, _ in cells}, images, settings)}.",
+        f"only the truth can tell, {_nearest(models, images, settings)}; the mean of those of its class, which the "
+        f"label alone gives, {_of_its_class(models, images, settings)}.",
         "Image by image is what each image's own linearisation would leave, to first order and no bound: a reference "
-        "averages the information of all images first, and lies above it where what is unclear differs between them.",
+        "averages the information of all images first, and lies above it where what is unclear differs between them. "
+        "*Class* knows the mean and the spectrum of public digits of the image's class.",
         "`gauss_newton_white` knows of public images no more than the mean and a pixel's variance.",
         f"References of a folder's images (--beside) are of the first image alone, by a sketch of J with "
         f"{ROWS_EACH:.0f} rows a pixel.",
@@ -304,6 +320,19 @@ def _nearest(models: Set[str], images: int, settings: Mapping[str, Any]) -> str:
             error = float(apart.min(dim=1).values.mean())
             named = "digits" if source.pictures is None else "pictures"
             found.append(f"is at {psnr_of(error):.1f} dB among {len(held)} {named}")
+    return " and ".join(sorted(found)) or "is not known"
+
+
+def _of_its_class(models: Set[str], images: int, settings: Mapping[str, Any]) -> str:
+    """How near the mean of the public images of its class is, by the source of images."""
+    found = []
+    for source in {_victims({**settings, "model": model}) for model in models}:
+        (private, labels), held = source.images(range(images)), source.public_images()
+        if held is not None and held.labels is not None:
+            means = [PublicPrior.of_class(held.images(), held.labels, int(label)).mean for label in labels]
+            error = float((torch.stack(means) - private).square().mean())
+            named = "digits" if source.pictures is None else "pictures"
+            found.append(f"is at {psnr_of(error):.1f} dB of {named}")
     return " and ".join(sorted(found)) or "is not known"
 
 

@@ -110,6 +110,12 @@ def public() -> PublicPrior:
 
 
 @cache
+def of_class(label: int) -> PublicPrior:
+    """The moments of those of one class."""
+    return PublicPrior.of_class(*digits(range(PRIVATE, DIGITS)), label)
+
+
+@cache
 def _public_digits() -> PublicImages:
     return PublicImages.of(*digits(range(PRIVATE, DIGITS)))
 

@@ -92,6 +92,8 @@ def test_image_by_image_is_what_each_posterior_leaves_and_below_the_reference(rn
     assert -10 * math.log10(sum(errors) / 2) == pytest.approx(found, abs=0.1)
     assert found < gaussian_reference(each, precision) - 2
     assert image_by_image(each[:1], precision) == pytest.approx(gaussian_reference(each[:1], precision))
+    assert image_by_image(each, [precision, 4.0 * precision]) > found, "of the second more is known beforehand"
+    assert image_by_image(each, [precision, precision]) == found
 
 
 def test_information_is_averaged_before_the_inverse(rng):

@@ -38,7 +38,8 @@ class LogitErrors:
     the sum over images alone, and features that explain both settle the rest (`head_errors`).
 
     A search whose loss is Σ δ_bc z_bc / B, with δ as it was shared, or behind noise as public images make it likelier,
-    meets gradients of the client's own size wherever it stands. With the loss itself they are as large as the model is wrong there, which on a trained model is far more.
+    meets gradients of the client's own size wherever it stands. With the loss itself they are as large as the model is
+    wrong there, which on a trained model is far more.
 
     Classes whose errors were pruned share what the others leave of a probability of one, as the model there divides it:
     exact at the client's image too, and with every class pruned the client's own loss.

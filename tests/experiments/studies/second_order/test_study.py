@@ -40,8 +40,10 @@ def test_a_cell_stands_beside_its_reference_and_is_not_computed_again(call, monk
     assert (row["model"], row["shared"], row["done"], row["unknowns"]) == ("built", "noise 0.1", "1", "192")
     assert -20 * math.log10(0.3) - 0.01 < float(row["white"]) < float(row["rounding"])
     assert row["white_each"] == row["white"], "one image is its own average"
+    assert float(row["public_each"]) < float(row["class_each"]), "a class varies less than all"
     assert float(row["floor"]) < 20
     assert "no theorem on digits" in out
+    assert "the mean of those of its class, which the label alone gives, is at 19." in out
     monkeypatch.setattr(second_order, "work", lambda unit: pytest.fail(f"{unit.key} was computed again"))
     assert call(*asked)[0] == 0
     code, _, err = call(*asked, "--attacks")
@@ -107,6 +109,7 @@ def test_the_median_of_an_even_number_lies_between_the_two_in_the_middle():
 
 def test_a_row_has_its_least_and_its_most_and_counts_what_is_recognisable(monkeypatch):
     monkeypatch.setattr(second_order, "_nearest", lambda *args: "not known")
+    monkeypatch.setattr(second_order, "_of_its_class", lambda *args: "not known")
     entries = [{**ENTRY, "squared_error": error} for error in (1e-1, 1e-3)]
     beside = {"rank": 191, "unknowns": 192, "rounding": 90.0, "least_rounding": 70.0, "determined": 1}
     entries.append({"unit": "built/everything/beside of 2", **beside})
