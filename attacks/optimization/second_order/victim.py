@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from attacks.base import Frame
 from attacks.forward_mode import CHUNK
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, SearchTask
+from attacks.optimization.second_order import checkpoint
 from attacks.optimization.second_order.ends import SAME, End, Ends
 from attacks.optimization.second_order.posterior.mean import PosteriorMean, posterior_mean
 from attacks.optimization.second_order.posterior.mode import STEPS as FOLLOWING
@@ -22,7 +22,6 @@ from attacks.optimization.second_order.settings import Settings
 from attacks.optimization.second_order.stages import Stage, make_plan, whole_together
 from attacks.optimization.second_order.starts import Starts
 from attacks.optimization.second_order.steps.levenberg_marquardt import LEAST_FALL, PATIENCE, LMState, take_step
-from attacks.optimization.second_order.steps.products import MatrixFree
 from attacks.optimization.second_order.unknowns.frequencies import first_order
 from attacks.optimization.second_order.warm_start import MUCH_NEARER, Trail, WarmStart
 from attacks.result import psnr_of
@@ -39,9 +38,6 @@ LEAST_FALL_OF_A_PART = 0.1
 """With a part of the coordinates: the next stage gets further."""
 MOST_PUBLIC = 1024
 """Public images that are tried for each image of a batch."""
-SAVED = ("near", "number", "stage", "taken", "stale", "before", "rows")
-"""What of a solution goes into its record as it is."""
-OF_A_STATE = ("damping", "growth", "cost", "ended")
 
 
 class VictimSearch:
@@ -72,7 +68,7 @@ class VictimSearch:
         unknowns = math.prod(self.shape)
         if unknowns > settings.max_unknowns:
             raise NotApplicable(f"{unknowns} unknowns, {settings.max_unknowns} at most are asked for (max_unknowns)")
-        self._solve(problem)
+        self.solve(problem)
         task.report(self.plan.directions)
         self.seeds = torch.randint(2**62, (settings.restarts + 1,), generator=rng).tolist()
         self.near_steps: list[int] = []
@@ -85,7 +81,8 @@ class VictimSearch:
         self.rows: list[dict[str, float]] = []
         self.frames: list[Frame] = []
 
-    def _solve(self, problem: Problem) -> None:
+    def solve(self, problem: Problem) -> None:
+        """Search for this one from here on, without ends yet."""
         self.prior: ImagePrior = self.settings.prior or problem.observation.image_prior or GaussianPrior()
         self.problem, self.plan = problem, make_plan(problem, self.task, self.prior)
         self.ends = Ends(problem, self.plan, self.prior, self.task.device)
@@ -247,7 +244,7 @@ class VictimSearch:
         if labels is None or rule is None or self.problem.stated or labels.tolist() in [rule.tolist(), *self.refused]:
             return
         former, by_rule = (self.problem, self.plan, self.ends), self._by_norm(point)
-        self._solve(replace(self.problem, labels=labels))
+        self.solve(replace(self.problem, labels=labels))
         if self._by_norm(point) < MUCH_NEARER * by_rule:
             return
         self.refused.append(labels.tolist())
@@ -346,47 +343,9 @@ class VictimSearch:
         return start * self.settings.steps + sum(self.near_steps[:start])
 
     def _keep(self) -> None:
-        """Where a start comes near there is no state yet: what it has gone of its way is in the trail."""
-        if not self.task.budget.save_every:
-            return
-        tensors = self.trail.tensors() | {f"end/{index}": end.x for index, end in enumerate(self.ends.found)}
-        tensors |= {f"frame/{index}": frame.images for index, frame in enumerate(self.frames)}
-        record: dict[str, Any] = {name: getattr(self, name) for name in SAVED}
-        labels = None if self.problem.labels is None else self.problem.labels.tolist()
-        record |= {"starts": self.near_steps, "trail": self.trail.record(), "labels": labels}
-        record |= {"ends": [end.cost for end in self.ends.found], "directions": self.plan.directions}
-        record |= {"frames": [[frame.step, frame.values] for frame in self.frames]}
-        if self.state is not None:
-            tensors |= {"x": self.state.x}
-            record |= {name: getattr(self.state, name) for name in OF_A_STATE}
-        tensors |= {f"anchor/{i}": one.anchor for i, one in enumerate(self._by_products) if one.anchor is not None}
-        record |= {"sketches": [[one.rough, one.spent] for one in self._by_products]}
-        self.task.session.save(tensors, record)
-
-    @property
-    def _by_products(self) -> list[MatrixFree]:
-        """Of each stage, whose sketch the next start begins with; none where J is whole."""
-        return [stage.linearised for stage in self.plan.stages if isinstance(stage.linearised, MatrixFree)]
+        if self.task.budget.save_every:
+            self.task.session.save(*checkpoint.saved(self))
 
     def _go_on(self) -> None:
-        saved = self.task.session.load()
-        if saved is None:
-            return
-        tensors, record = saved
-        # Less memory since then: other unknowns, or another sketch. Earlier versions had other starts, and no trail.
-        known = {"trail", "labels"} <= record.keys() and record.get("starts") == self.near_steps
-        if record["directions"] != self.plan.directions or not known:
-            return
-        labels = self.problem.labels
-        if labels is not None and record["labels"] != labels.tolist():
-            self._solve(replace(self.problem, labels=labels.new_tensor(record["labels"])))
-        for name in SAVED:
-            setattr(self, name, record[name])
-        self.trail.restore(tensors, record["trail"], self.task.device)
-        if "x" in tensors:
-            self.state = LMState(tensors["x"].to(self.task.device), *(record[name] for name in OF_A_STATE))
-        for index, (one, (rough, spent)) in enumerate(zip(self._by_products, record["sketches"], strict=True)):
-            anchor = tensors.get(f"anchor/{index}")
-            one.anchor, one.rough, one.spent = None if anchor is None else anchor.to(self.task.device), rough, spent
-        self.ends.found = [End(c, tensors[f"end/{i}"].to(self.task.device)) for i, c in enumerate(record["ends"])]
-        self.frames = [Frame(s, tensors[f"frame/{i}"], v) for i, (s, v) in enumerate(record["frames"])]
+        if (found := self.task.session.load()) is not None:
+            checkpoint.restore(self, *found)
