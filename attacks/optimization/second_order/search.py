@@ -13,9 +13,6 @@ from attacks.optimization.second_order.label_orders import label_orders
 from attacks.optimization.second_order.settings import Settings
 from attacks.optimization.second_order.victim import VictimSearch
 
-LIKELIER = 10.0
-"""By how much in -2 log p the update must speak for a class: the label may be wrong, and its mean is no leak of pixels."""
-
 
 @dataclass(frozen=True)
 class LevenbergMarquardt(Settings, Search):
@@ -63,7 +60,8 @@ class LevenbergMarquardt(Settings, Search):
         search.descend()
         if not search.told:
             narrower.descend()
-            if _unlikely(narrower) + LIKELIER < _unlikely(search):
+            classes = problem.observation.num_classes
+            if _unlikely(narrower) + 2.0 * math.log(classes) < _unlikely(search):  # a rule may name any of them
                 found = narrower.result()
                 return replace(found, values={**found.values, "by_class": 1.0})
         search.place = (1, 2)
