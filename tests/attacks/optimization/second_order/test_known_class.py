@@ -69,14 +69,25 @@ def test_without_labels_with_few_images_and_for_a_batch_there_is_none(model, pat
 
 def test_what_noise_leaves_is_nearer_by_the_prior_of_its_class(model, patterns):
     seen = observed(model, patterns, 2, 2, noise=3.0)
-    found, blind = attacked(seen).images, attacked(of_no_class(seen)).images
-    assert psnr(found, patterns[2, :1]) > psnr(blind, patterns[2, :1]) + 3
+    result, blind = attacked(seen), attacked(of_no_class(seen)).images
+    assert psnr(result.images, patterns[2, :1]) > psnr(blind, patterns[2, :1]) + 3
+    assert result.certificate.values["by_class"] == 1.0
+
+
+def test_noise_that_hides_all_leaves_the_mean_of_all(model, patterns):
+    """Whatever the label, which a rule may have misread."""
+    seen = observed(model, patterns, 2, 2, noise=1000.0)
+    result = attacked(seen, [1])
+    assert psnr(result.images, seen.image_prior.mean[None]) > 25
+    assert "by_class" not in result.certificate.values
 
 
 def test_an_image_unlike_its_class_is_searched_for_among_all(model, patterns):
     """Labelled as class 1, and a picture of class 2."""
     seen = observed(model, patterns, 1, 2)
-    found, blind = attacked(seen, [1]).images, attacked(of_no_class(seen), [1]).images
+    result, blind = attacked(seen, [1]), attacked(of_no_class(seen), [1]).images
+    found = result.images
+    assert "by_class" not in result.certificate.values
     assert psnr(found, patterns[2, :1]) > psnr(found, patterns[1, 1:].mean(0, keepdim=True)) + 3
     assert psnr(found, patterns[2, :1]) > psnr(blind, patterns[2, :1]) - 1
 
