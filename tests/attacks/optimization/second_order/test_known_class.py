@@ -99,35 +99,36 @@ def test_without_noise_one_search_is_enough(model, patterns, monkeypatch):
 
 
 class InParts(Kept):
-    """A session of its own for each part, which dies at a save of that part."""
+    """A session of its own for each part, which dies at a save of that part; all tell how far they are."""
 
-    def __init__(self, dies_at, dies_in=""):
+    def __init__(self, dies_at, dies_in="", told=None):
         super().__init__(0 if dies_in else dies_at)
-        self.parts, self.of_parts = {}, {dies_in: dies_at}
+        self.parts, self.of_parts, self.told = {}, {dies_in: dies_at}, [] if told is None else told
 
     def part(self, name):
-        return self.parts.setdefault(name, InParts(self.of_parts.get(name, 0)))
+        return self.parts.setdefault(name, InParts(self.of_parts.get(name, 0), told=self.told))
+
+    def progress(self, done, total, values):
+        self.told.append(done / total)
 
 
 @pytest.mark.parametrize("dies_in", ["", "class"])
 def test_a_killed_search_goes_on_with_the_prior_that_it_was_at(model, patterns, cpu, dies_in):
     seen = observed(model, patterns, 2, 2)
     search = LevenbergMarquardt(steps=4, starts=("public",), restarts=1, draws=4)
-    budget, reached = Budget(frames=0, save_every=1), []
+    budget = Budget(frames=0, save_every=1)
 
     def run(session):
         problem, rng = problem_of(seen, torch.tensor([2]), cpu), torch.Generator().manual_seed(0)
         return search.run(SearchTask([problem], SquaredL2(), "gradient", budget, cpu, session), [rng])[0]
 
-    class Told(InParts):
-        def progress(self, done, total, values):
-            reached.append(done / total)
-
-    session, whole = Told(3, dies_in), run(Session())
+    session, whole = InParts(3, dies_in), run(Session())
     with pytest.raises(KilledError):
         run(session)
     session.dies_at = 0
     for part in session.parts.values():
         part.dies_at = 0
+    session.told.clear()
     assert torch.equal(run(session).images, whole.images)
-    assert all(0.0 <= share <= 1.0 for share in reached)
+    assert session.told == sorted(session.told)
+    assert 0.5 < session.told[-1] <= 1.0
