@@ -332,7 +332,7 @@ def _of_its_class(models: Set[str], images: int, settings: Mapping[str, Any]) ->
             means = [PublicPrior.of_class(held.images(), held.labels, int(label)).mean for label in labels]
             error = float((torch.stack(means) - private).square().mean())
             named = "digits" if source.pictures is None else "pictures"
-            found.append(f"is at {psnr_of(error):.1f} dB of {named}")
+            found.append(f"is at {psnr_of(error):.1f} dB for {named}")
     return " and ".join(sorted(found)) or "is not known"
 
 
