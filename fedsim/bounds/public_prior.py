@@ -73,11 +73,11 @@ class PublicPrior:
 
     @classmethod
     def of_class(cls, images: Float[Tensor, "batch c h w"], labels: Int[Tensor, " batch"], label: int) -> "PublicPrior":
-        """Of the images of one class: each coefficient's mean by as much as classes differ in it beside their images.
+        """A prior of one class: its mean is drawn towards that of all images, less where classes differ much.
 
         Means of classes are random effects (best linear unbiased prediction, Henderson 1975; components of variance as
-        in an unbalanced one-way layout, Searle 1971): of a class without images it is the prior of all, and what the
-        mean of few may be off adds to the spectrum, which counts `COUNTS_AS` images as varied as those of all classes.
+        in an unbalanced one-way layout, Searle 1971): of a class without images it is about the prior of all, and what
+        the mean of few may be off adds to the spectrum. There the spread within classes counts as `COUNTS_AS` images.
 
         Raises:
             ConfigError: there is no image.
@@ -89,10 +89,12 @@ class PublicPrior:
         if not 1 < classes < number:  # of one class all are, and of images with a class each nothing tells them apart
             return whole
         means = apart.new_zeros(classes, *apart.shape[1:]).index_add(0, of_each, apart) / counts.view(-1, 1, 1, 1)
-        within = (apart - means[of_each]).square().sum(0) / (number - classes)
+        seen = number - classes
+        within = (apart - means[of_each]).square().sum(0) / seen
         between = (counts.view(-1, 1, 1, 1) * (means - apart.mean(0)).square()).sum(0) / (classes - 1)
         size = (number - counts.square().sum() / number) / (classes - 1)
         variance = ((between - within) / size).clamp(min=0.0)
+        within = (seen * within + COUNTS_AS * _by_frequency(within)) / (seen + COUNTS_AS)
         own = apart[labels == label]
         count, mean = len(own), own.mean(0) if len(own) else torch.zeros_like(within)
         share = count * variance / (count * variance + within).clamp(min=LEAST_STD**2)

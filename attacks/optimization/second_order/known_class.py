@@ -11,7 +11,7 @@ from fedsim.public_images import PublicImages
 
 
 def of_its_class(problem: Problem) -> Problem | None:
-    """The same with the public images of its class alone, and a prior of them; None where there are too few.
+    """A problem with the public images of its label's class alone, and a prior of them; None where there are too few.
 
     None too without noise, for a batch and several rounds, and from another attack's image: there a prior adds little.
     """
@@ -21,9 +21,9 @@ def of_its_class(problem: Problem) -> Problem | None:
     if problem.count > 1 or problem.later or problem.start is not None or not isinstance(problem.space, PixelSpace):
         return None
     held = observation.public_images
-    if held is None or held.labels is None or observation.image_prior is None:
+    if held is None or held.labels is None or held.pixels.shape[1:] != observation.image_shape:
         return None
-    if labels is None or labels.is_floating_point():
+    if labels is None or labels.is_floating_point() or observation.image_prior is None:
         return None
     label = int(labels[0])
     own = held.labels == label

@@ -22,7 +22,10 @@ class LevenbergMarquardt(Settings, Search):
 
     @property
     def cost(self) -> float:
-        """In steps of one candidate, of one order of labels: a Jacobian of some hundred pixels counts as a hundred."""
+        """In steps of one candidate, of one order of labels: a Jacobian of some hundred pixels counts as a hundred.
+
+        Behind noise it may take twice as much.
+        """
         return 100.0 * self.steps * self.restarts
 
     def run(self, task: SearchTask, rngs: Sequence[torch.Generator]) -> list[BestCandidate]:
@@ -50,7 +53,10 @@ class LevenbergMarquardt(Settings, Search):
         return min(found, key=lambda one: one.values["objective"])
 
     def _of_one(self, task: SearchTask, problem: Problem, rng: torch.Generator) -> BestCandidate:
-        """Behind noise by a prior of all images, and by one of its class's: what the more likely of both leaves."""
+        """The better of two searches behind noise: by a prior of all images, and by one of the label's class.
+
+        The class's has to be likelier by a factor of the number of classes, any of which a rule may have named.
+        """
         search = VictimSearch(self, task, problem, rng)
         by_class = of_its_class(problem) if search.has_posterior and self.prior is None else None
         if by_class is None:
@@ -61,11 +67,16 @@ class LevenbergMarquardt(Settings, Search):
         if not search.told:
             narrower.descend()
             classes = problem.observation.num_classes
-            if _unlikely(narrower) + 2.0 * math.log(classes) < _unlikely(search):  # a rule may name any of them
+            if _unlikely(narrower) + 2.0 * math.log(classes) < _unlikely(search):
                 found = narrower.result()
-                return replace(found, values={**found.values, "by_class": 1.0})
+                return _after(search, replace(found, values={**found.values, "by_class": 1.0}))
         search.place = (1, 2)
-        return search.result()
+        return _after(narrower, search.result())
+
+
+def _after(other: VictimSearch, found: BestCandidate) -> BestCandidate:
+    """With the steps of the search that was not taken."""
+    return replace(found, values={**found.values, "steps": found.values["steps"] + len(other.rows)})
 
 
 def _unlikely(search: VictimSearch) -> float:

@@ -20,8 +20,8 @@ class Settings:
             mean, with the places of patches searched for as well), `mean`, `prior` (a draw of it).
         restarts: how many public images and draws of the prior are tried.
         prior: of images: for starts, for what a narrow model does not read of them or an update hardly tells, and
-            behind noise for the result. None: that of public images where the server has any, else a smooth one around
-            gray.
+            behind noise for the result. None: that of public images where the server has any, behind noise of those
+            of the label's class too, else a smooth one around gray.
         max_unknowns: numbers of all images together, three to a colour pixel; more are refused.
         first_order: steps of Adam before each start that draws, where J is not computed whole.
         draws: from the posterior, at most, whose mean is the result behind noise; 0, or where J is not computed whole:

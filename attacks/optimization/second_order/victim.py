@@ -14,7 +14,7 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, SearchTask
 from attacks.optimization.second_order import checkpoint
 from attacks.optimization.second_order.ends import SAME, End, Ends
-from attacks.optimization.second_order.posterior.mean import PosteriorMean, posterior_mean
+from attacks.optimization.second_order.posterior.mean import PosteriorMean, factors, posterior_mean
 from attacks.optimization.second_order.posterior.mode import STEPS as FOLLOWING
 from attacks.optimization.second_order.posterior.mode import likeliest
 from attacks.optimization.second_order.residual import Residual, shape_of
@@ -46,7 +46,7 @@ class VictimSearch:
     What it would take to go on after a kill: the number of the start, its place and damping, and the best so far.
 
     Args:
-        place: the number of this search among those of other orders of labels, and how many there are.
+        place: the number of this search among those by other orders of labels or priors, and how many there are.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class VictimSearch:
         last, x = self._last, self.ends.best.x
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             normal = last.normal(x, whole_together(self.problem, len(x), self.task) or CHUNK)
-            factor = torch.linalg.cholesky(normal.matrix)  # the prior's rows keep it from being singular
-            short = float(torch.linalg.solve_triangular(factor, normal.slope[:, None], upper=False).square().sum())
+            factor, inverse = factors(normal.matrix)
+            short = float((inverse.T @ normal.slope).square().sum())  # of the least: the last steps were not taken
         counted = last.weights[last.weights > 0.0]
-        volume = 2.0 * float(factor.diagonal().log().sum() - counted.log().sum())
-        return normal.cost - short + volume  # `short` of the least: the last step may not have been taken
+        volume = 2.0 * float(torch.linalg.slogdet(factor)[1] - counted.log().sum())
+        return normal.cost - short + volume
 
     def descend(self) -> None:
         """From each start to its end."""

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LinearRegression
 
 from fedsim.bounds.public_prior import PublicPrior
@@ -163,3 +164,18 @@ def test_one_class_or_a_class_for_each_image_tells_nothing_of_classes(images, la
 def test_its_volume_is_that_of_its_covariance(images):
     prior = PublicPrior.of(images)
     assert prior.log_volume == pytest.approx(-0.5 * float(torch.linalg.slogdet(prior_precision(prior, (3, 6, 6)))[1]))
+
+
+def test_of_eight_digits_of_a_class_it_is_not_far_too_sure():
+    """And one of each other class."""
+    found = load_digits()
+    images = torch.from_numpy(found.images / 16)[:, None].expand(-1, 3, 8, 8)
+    labels, apart = torch.from_numpy(found.target), []
+    for label in range(10):
+        own = (labels == label).nonzero()[:, 0]
+        others = torch.cat([(labels == one).nonzero()[:1, 0] for one in range(10) if one != label])
+        chosen = torch.cat([own[:8], others])
+        prior = PublicPrior.of_class(images[chosen], labels[chosen], label)
+        gray = prior.whitened(images[own[8:]]).square().mean(0)
+        apart.append(float(gray.flatten(1).mean(1).max()))  # along the axis of gray: the others hardly vary
+    assert sum(apart) / 10 < 2.2

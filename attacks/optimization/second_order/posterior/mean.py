@@ -62,7 +62,7 @@ def posterior_mean(
         progress: is called with the number of each draw.
         enough: squared error of the mean, in posterior variances, at which it ends; 0: after all draws.
     """
-    factor, width = _factors(normal)
+    factor, width = factors(normal)
     x, here = start, _potential(residual, start)
     step, warm_up = FIRST_STEP, max(1, min(MOST_WARM_UP, round(WARM_UP * draws)))
     places, slopes, accepted = list[Tensor](), list[Tensor](), 0
@@ -89,7 +89,7 @@ def posterior_mean(
     return PosteriorMean(start + width @ steadier.mean(dim=0), variance, accepted / len(places), len(places))
 
 
-def _factors(normal: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
+def factors(normal: Float[Tensor, "n n"]) -> tuple[Float[Tensor, "n n"], Float[Tensor, "n n"]]:
     """F with FFᵀ = JᵀJ, and its inverse transposed; eigenvalues below rounding are taken as large as that."""
     factor, failed = torch.linalg.cholesky_ex(normal)
     if not int(failed):

@@ -24,7 +24,7 @@ WEIGHT = 0.1
 """Of a row: an error of one unit of a logit counts as a tenth of a tensor."""
 LEAST = 1e-9
 """Probability, below which none is told from zero."""
-UNLIKELY = 6.0
+UNLIKELY = 3.0
 """Standard deviations of χ², by which errors may be apart from those of public images of their class."""
 UNSURE = 10.0
 """A row counts half, where its probability may be off by one part in so many."""
@@ -125,19 +125,22 @@ class LogitErrors:
 def _with_public(
     observation: Observation, labels: Int[Tensor, "1"], error: Tensor, std: Tensor, wanted: Tensor, victim: Victim
 ) -> tuple[Tensor, Tensor]:
-    """Errors of logits, and how far they may be off, with what the model makes of public images of this class.
+    """Errors of logits and their standard deviations, joined with those of public images of the class.
 
     Of a model that takes all images for much the same these say more than a bias behind noise does. As they were shared
-    where the two are too far apart: the image is unlike its class.
+    where the two are too far apart, since the image is unlike its class, and where the model saw other images.
     """
     held = observation.public_images
-    own = None if held is None or held.labels is None else held.pixels[held.labels == labels.cpu()]
-    if own is None or len(own) < FEWEST:
+    if held is None or held.labels is None or held.pixels.shape[1:] != observation.image_shape:
+        return error, std
+    own = held.pixels[held.labels == labels.cpu()]
+    if len(own) < FEWEST or not all(effect.keeps("images") for effect in observation.effects):
         return error, std
     weights = {**victim.fixed, **victim.params}
     images = observation.normalised(own / 255.0).to(error)
     with torch.no_grad():
-        each = torch.cat([victim.scores(weights, one[None].to(next(iter(weights.values())))) for one in images])
+        like = next(iter(victim.params.values()))
+        each = torch.cat([victim.scores(weights, one[None].to(like)) for one in images])
     found = each.to(error).softmax(1) - wanted
     mean, variance = found.mean(0), found.var(0) * (1.0 + 1.0 / len(found))
     apart = float(((error - mean).square() / (variance + std.square())).sum())

@@ -12,7 +12,8 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.known_class import of_its_class
 from attacks.optimization.second_order.warm_start.ensemble import FEWEST
 from attacks.session import Session
-from defenses import GradientNoise
+from defenses import GradientNoise, Withhold
+from fedsim.public_images import PublicImages
 from tests.attacks.optimization.second_order.test_attack import model as model
 from tests.attacks.optimization.second_order.test_attack import psnr
 from tests.attacks.optimization.test_engine import Kept, KilledError
@@ -92,6 +93,29 @@ def test_an_image_unlike_its_class_is_searched_for_among_all(model, patterns):
     assert psnr(found, patterns[2, :1]) > psnr(blind, patterns[2, :1]) - 1
 
 
+def test_public_images_of_another_size_are_none(model, patterns, cpu):
+    seen = observed(model, patterns, 2, 2)
+    others = PublicImages.of(torch.rand(20, 3, 4, 2), torch.full((20,), 2))
+    other = replace(seen, public_images=others)
+    assert of_its_class(problem_of(other, torch.tensor([2]), cpu)) is None
+    result = fedsim.attack(GaussNewton(starts=["mean"], steps=2, draws=0, frames=0), other)
+    assert result.status == "done", result.reason
+
+
+@pytest.mark.parametrize("relative", [1e-8, 1e-9])
+def test_hardly_any_noise_leaves_a_curvature_that_rounding_makes_indefinite(relative):
+    """A layer that reads four numbers of 48, behind noise that is far below what images tell."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(48, 4), torch.nn.Tanh(), torch.nn.Linear(4, 24), torch.nn.Tanh(), torch.nn.Linear(24, 5)
+    narrow = torch.nn.Sequential(torch.nn.Flatten(), *layers).double()
+    images, labels = torch.rand(80, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double(), torch.arange(80) % 5
+    defense = [Withhold(["1.weight"]), GradientNoise(relative_norm=relative)]
+    seen = fedsim.observe(narrow, images[:1], labels[:1], defense=defense)
+    seen = seen.with_public_images(images[1:], labels[1:])
+    result = fedsim.attack(GaussNewton(starts=["mean"], restarts=1, steps=2, draws=0, frames=0), seen)
+    assert result.status == "done", result.reason
+
+
 def test_without_noise_one_search_is_enough(model, patterns, monkeypatch):
     seen = observed(model, patterns, 2, 2, noise=0.0)
     monkeypatch.setattr("attacks.optimization.second_order.search.of_its_class", None)
@@ -128,7 +152,8 @@ def test_a_killed_search_goes_on_with_the_prior_that_it_was_at(model, patterns, 
     session.dies_at = 0
     for part in session.parts.values():
         part.dies_at = 0
+    there, at = session.told[0], session.told[-1]
     session.told.clear()
     assert torch.equal(run(session).images, whole.images)
     assert session.told == sorted(session.told)
-    assert 0.5 < session.told[-1] <= 1.0
+    assert there < at <= session.told[0] < session.told[-1] <= 1.0

@@ -17,6 +17,7 @@ from attacks.optimization.second_order.warm_start.logits import LogitErrors
 from defenses import GradientNoise, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import Architecture, ModelSpec
+from tests.attacks.optimization.second_order.test_starts import trained
 
 SHAPE = (1, 3, 8, 8)
 
@@ -179,3 +180,24 @@ def test_behind_noise_errors_unlike_those_of_public_images_stay_as_they_were_sha
     public = image.expand(20, *SHAPE[1:]) * torch.linspace(0.9, 1.0, 20)[:, None, None, None]
     wrong = wrong.with_public_images(public, torch.full((20,), 3))
     assert torch.allclose(known_logits_of(wrong, cpu).errors.error[0].float(), sure["head.bias"], atol=1e-6)
+
+
+def test_at_a_trained_model_joined_errors_are_no_worse_than_shared_ones(cpu):
+    """Of sixty digits behind noise of the gradient's own norm; some of them the model takes for another class."""
+    found = load_digits()
+    images = torch.from_numpy(found.images / 16).float()[:, None].expand(-1, *SHAPE[1:])
+    labels = torch.from_numpy(found.target)
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(192, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10)
+    model = trained(torch.nn.Sequential(torch.nn.Flatten(), *layers), (images, labels), 150, 3e-3)
+    squares = torch.zeros(2, dtype=torch.float64)
+    for place in range(60):
+        given = images[place : place + 1].contiguous(), labels[place : place + 1]
+        true = LogitErrors.of(replace(problem_of(fedsim.observe(model, *given), cpu), labels=given[1]), "gradient")
+        seen = fedsim.observe(model, *given, defense=[GradientNoise(relative_norm=1.0)], seed=place)
+        problem = replace(problem_of(seen.with_public_images(images[1000:], labels[1000:]), cpu), labels=given[1])
+        residual = make_residuals(problem, "gradient", GaussianPrior(), given[1], cpu)[0]
+        joined = KnownLogits.of(problem, residual, "gradient", cpu).errors
+        shared = LogitErrors.of(problem, "gradient")
+        squares += torch.stack([(one.error - true.error).square().sum() for one in (joined, shared)])
+    assert float(squares[0]) < 1.2 * float(squares[1])
