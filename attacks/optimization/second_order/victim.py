@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.base import Frame
-from attacks.forward_mode import CHUNK
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, SearchTask
 from attacks.optimization.second_order import checkpoint
@@ -106,8 +105,10 @@ class VictimSearch:
         if not self.ends.found:
             return math.inf
         last, x = self._last, self.ends.best.x
+        together = whole_together(self.problem, len(x), self.task)
+        assert together is not None, "J is whole where there is a posterior"
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            normal = last.normal(x, whole_together(self.problem, len(x), self.task) or CHUNK)
+            normal = last.normal(x, together)
             factor, inverse = factors(normal.matrix)
             short = float((inverse.T @ normal.slope).square().sum())  # of the least: the last steps were not taken
         counted = last.weights[last.weights > 0.0]
