@@ -30,6 +30,8 @@ HIDDEN = 1e-7
 """Of ‖r‖² at the mean, what errors may hide for one end to speak for itself: a wrong image may leave little more."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, in units of the noise."""
+LESS_LIKELY, MODES = 30.0, 4
+"""By how much more ‖r‖² ends are looked at beside the best one behind noise, in its units, and how many at most."""
 
 
 class End(NamedTuple):
@@ -94,11 +96,12 @@ class Ends:
     device: torch.device
     found: list[End] = field(default_factory=list)
 
-    def add(self, x: Float[Tensor, " unknowns"]) -> None:
-        """Where a start ended, if ‖r‖² is finite there."""
-        cost = float(self.residual(x).square().sum())
-        if math.isfinite(cost):
-            self.found.append(End(cost, x))
+    def add(self, x: Float[Tensor, " unknowns"], behind_best: bool = False) -> None:
+        """Where a start ended, if ‖r‖² is finite there; in place of the best one where it began at that."""
+        end = End(float(self.residual(x).square().sum()), x)
+        if math.isfinite(end.cost):
+            best = self.best if behind_best else None
+            self.found = [*(other for other in self.found if other is not best), end]
 
     def go_on(self, end: End) -> None:
         """From the best one to an end behind it, where that explains more, or as much with fewer unknowns."""
@@ -129,7 +132,7 @@ class Ends:
 
     @property
     def settled(self) -> bool:
-        """What was shared is explained, or two starts came to the same; behind noise that is to the same cost.
+        """What was shared is explained, or two starts came to the same; behind noise no ridge is between them then.
 
         Behind noise what is explained up to its errors settles it alone where they hide hardly any of what images tell.
         """
@@ -138,7 +141,24 @@ class Ends:
             return self.explained or (near and self._alike(alone=0.0) >= SURE)
         if self.within_errors and self.hidden:
             return True
-        return sum(end.cost <= self.best.cost + SAME for end in self.found) > 1
+        same = [end for end in self.found if end.cost <= self.best.cost + SAME and not self._apart(end, self.best)]
+        return len(same) > 1
+
+    @property
+    def modes(self) -> list[End]:
+        """The best end, and the others that explain about as much and that a ridge of ‖r‖² sets apart."""
+        found = list[End]()
+        for end in sorted(self.found, key=lambda end: end.cost):
+            if end.cost <= self.best.cost + LESS_LIKELY and all(self._apart(end, other) for other in found):
+                found.append(end)
+        return found[:MODES]
+
+    def _apart(self, one: End, other: End) -> bool:
+        """Halfway between them less is explained than at either."""
+        if one is other:
+            return False
+        halfway = float(self.residual((one.x + other.x) / 2.0).square().sum())
+        return halfway > max(one.cost, other.cost) + SAME
 
     @property
     def hidden(self) -> bool:

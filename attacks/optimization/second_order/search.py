@@ -10,8 +10,10 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, Search, SearchTask
 from attacks.optimization.second_order.known_class import of_its_class
 from attacks.optimization.second_order.label_orders import label_orders
+from attacks.optimization.second_order.posterior.mixture import shares
 from attacks.optimization.second_order.settings import Settings
 from attacks.optimization.second_order.victim import VictimSearch
+from attacks.result import psnr_of
 
 
 @dataclass(frozen=True)
@@ -53,34 +55,54 @@ class LevenbergMarquardt(Settings, Search):
         return min(found, key=lambda one: one.values["objective"])
 
     def _of_one(self, task: SearchTask, problem: Problem, rng: torch.Generator) -> BestCandidate:
-        """The better of two searches behind noise: by a prior of all images, and by one of the label's class.
+        """Behind noise the mean of two searches: by a prior of all images, and by one of the label's class.
 
-        The class's has to be likelier by a factor of the number of classes, any of which a rule may have named.
+        Each counts by how likely the update is by it; the class's is less likely before by the number of classes, any
+        of which a rule may have named.
         """
         search = VictimSearch(self, task, problem, rng)
         by_class = of_its_class(problem) if search.has_posterior and self.prior is None else None
         if by_class is None:
             return search.run()
-        narrower = VictimSearch(self, task.part("class"), by_class, rng, (1, 2))
-        search.place = (0, 2)
+        narrower = VictimSearch(self, task.part("class"), by_class, rng, (1, 3))
+        search.place = (0, 3)
         search.descend()
+        counted = [1.0, 0.0]
         if not search.told:
             narrower.descend()
-            classes = problem.observation.num_classes
-            if _unlikely(narrower) + 2.0 * math.log(classes) < _unlikely(search):
-                found = narrower.result()
-                return _after(search, replace(found, values={**found.values, "by_class": 1.0}))
-        search.place = (1, 2)
-        return _after(narrower, search.result())
+        if narrower.ends.found:
+            named = 2.0 * math.log(problem.observation.num_classes)
+            counted = shares([_unlikely(search), _unlikely(narrower) + named])
+        search.place, narrower.place = (1, 3), (2, 3)  # steps are over
+        found = [(one.result(), share) for one, share in zip((search, narrower), counted, strict=True) if share]
+        steps = float(len(search.rows) + len(narrower.rows))
+        both = _mean(problem, found)
+        return replace(both, values={**both.values, "steps": steps, "by_class": counted[1]})
 
 
-def _after(other: VictimSearch, found: BestCandidate) -> BestCandidate:
-    """With the steps of the search that was not taken."""
-    return replace(found, values={**found.values, "steps": found.values["steps"] + len(other.rows)})
+def _mean(problem: Problem, found: Sequence[tuple[BestCandidate, float]]) -> BestCandidate:
+    """Of results, by their shares; the rest is the likeliest one's."""
+    first = max(found, key=lambda one: one[1])[0]
+    if len(found) == 1:
+        return first
+    point = torch.stack([share * one.point for one, share in found]).sum(0)
+    images = problem.space.images(point[None])[0]
+    values, unit = dict(first.values), problem.observation.to_unit_range
+    if all("predicted_psnr" in one.values for one, _ in found):
+        errors = (
+            share
+            * (
+                10.0 ** (-one.values["predicted_psnr"] / 10.0)
+                + float((unit(one.images) - unit(images)).square().mean())
+            )
+            for one, share in found
+        )
+        values["predicted_psnr"] = psnr_of(sum(errors))
+    return replace(first, images=images, point=point, values=values)
 
 
 def _unlikely(search: VictimSearch) -> float:
     """-2 log of how likely the update is by a search's prior."""
     prior = search.problem.observation.image_prior
     assert prior is not None, "it has one of its class's images"
-    return search.unlikely() + 2.0 * prior.log_volume
+    return search.modes.unlikely + 2.0 * prior.log_volume if search.ends.found else math.inf

@@ -1,7 +1,7 @@
 """How one victim's search goes on: stage after stage, with J whole where it is small, else by products."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from attacks.optimization.second_order.residual import Residual, make_residuals,
 from attacks.optimization.second_order.steps.levenberg_marquardt import DenseModel, Linearised, NormalEquations
 from attacks.optimization.second_order.steps.products import MatrixFree
 from attacks.optimization.second_order.steps.sketch import gram
+from attacks.optimization.second_order.steps.subspace import AlongDirections
 from attacks.optimization.second_order.unknowns.frequencies import Frequencies
 from attacks.optimization.second_order.unknowns.prior_directions import PriorDirections
 from attacks.optimization.second_order.unknowns.read_directions import ReadDirections
@@ -72,6 +73,7 @@ class StagePlan:
         by_products: of a residual and the same in float32, over all coordinates; None where J is whole.
         varied: where J is whole and points are pixels, what varies among the prior's images.
         white: the unknowns are those.
+        likely: behind noise the same stages by what varies alone.
     """
 
     stages: list[Stage]
@@ -82,15 +84,16 @@ class StagePlan:
     by_products: Callable[[Residual, Residual], MatrixFree] | None = None
     varied: PriorDirections | ReadDirections | None = None
     white: bool = False
+    likely: tuple[Stage, ...] = ()
 
     @property
     def whole(self) -> bool:
         return self.by_products is None
 
-    def until(self, number: int, steps: int) -> int:
+    def until(self, stages: Sequence[Stage], number: int, steps: int) -> int:
         """Steps of a start after which a stage is over, whatever it does; parts of the coordinates share them."""
-        if self.stages[number].partial or number == len(self.stages) - 1:
-            return steps * (number + 1) // len(self.stages)
+        if stages[number].partial or number == len(stages) - 1:
+            return steps * (number + 1) // len(stages)
         return max(1, min(steps - steps // 4, steps - 1))
 
     def of_varied(self, residual: Residual) -> Residual:
@@ -120,7 +123,8 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
         white = read is not None
         if read is None and isinstance(problem.space, PixelSpace):
             read = PriorDirections.of(problem.observation, prior, shape, task.device)
-        return StagePlan(stages, point, unknowns, varied, coarse[0], varied=read, white=white)
+        likely = () if white or not isinstance(read, PriorDirections) else _likely(problem, task, exact, coarse, read)
+        return StagePlan(stages, point, unknowns, varied, coarse[0], varied=read, white=white, likely=likely)
     frequencies = _frequencies(problem, prior, task.device)
     point = _same if frequencies is None else frequencies.point
     unknowns = _same if frequencies is None else frequencies.coordinates
@@ -137,6 +141,22 @@ def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePla
     partial = [] if frequencies is None else [stage(0, max(1, count // part)) for part in PARTS]
     stages = [*partial, *(stage(index, count) for index in range(len(exact)))]
     return StagePlan(stages, point, unknowns, max(first, together), coarse[0], by_products)
+
+
+def _likely(
+    problem: Problem, task: SearchTask, exact: list[Residual], coarse: list[Residual], varied: PriorDirections
+) -> tuple[Stage, ...]:
+    """Of pixels behind noise: most of a search needs no more than varies, whose J has fewer columns."""
+    together = whole_together(problem, varied.count, task)
+    if exact[-1].before is None or together is None:
+        return ()
+    middle = varied.point(torch.zeros(varied.count, dtype=torch.float64, device=task.device))
+
+    def along(residual: Residual, rough: Residual) -> Callable[[Tensor], AlongDirections]:
+        model = whole_model(residual.of(varied.point), rough.of(varied.point), together)
+        return lambda x: AlongDirections(model(varied.unknowns(x)), lambda step: varied.point(step) - middle)
+
+    return tuple(Stage(own, along(own, rough), True) for own, rough in zip(exact, coarse, strict=True))
 
 
 def most_together(device: torch.device) -> int:

@@ -29,6 +29,8 @@ CLOSED_FORMS: tuple[type[Attack], ...] = (PatchGradient, RowSpace, FirstBlock)
 STARTS = ("closed_form", "public", "any_order", "mean", "prior")
 HALF_PRECISION = 0.02
 """Relative residual of `patch_gradient` that still is rounding: bfloat16 leaves 2e-3, noise of 1e-3 of the norm 1."""
+LIKELY = 16
+"""Likely images from which a search behind noise starts one after the other."""
 SWEEPS = 2
 """Of the choice of public images for a batch of several."""
 MEAN_NOISE = 0.05
@@ -67,6 +69,9 @@ class Starts:
                 yield kind, self._closed_form
                 continue
             if kind == "public" and self._public_images is not None and self.warm_start.many_images is not None:
+                if self.warm_start.plan.likely:
+                    yield from (("likely", partial(self._likely, rank)) for rank in range(LIKELY))
+                    continue
                 yield "ensemble", self._gathered
             if kind == "any_order":
                 yield kind, partial(self._any_order, public=True)
@@ -110,19 +115,34 @@ class Starts:
         return self.warm_start.in_order(raced[rank], str(rank)) if rank < len(raced) else None
 
     def _gathered(self) -> Tensor | None:
-        """From many public images together; of a batch's images each from one of its own."""
+        """From many public images together."""
+        found = self.warm_start.gathered(self._many_points, self.seeds[0])
+        return None if found is None else self.warm_start.in_order(found, "ensemble")
+
+    def _likely(self, rank: int) -> Tensor | None:
+        """What many public images tell together, or one that may well be the client's by that.
+
+        Behind noise they tell little, and many images explain an update about as well, each at the end of a way of its
+        own.
+        """
+        return self._likely_points[rank] if rank < len(self._likely_points) else None
+
+    @cached_property
+    def _likely_points(self) -> list[Float[Tensor, " n"]]:
+        return self.warm_start.likely(self._many_points, self.seeds[0])[:LIKELY]
+
+    @property
+    def _many_points(self) -> Float[Tensor, "k n"]:
+        """Public images; of a batch's images each from one of its own."""
         images, count, many = self._public_images, self.problem.count, self.warm_start.many_images
-        if images is None or many is None:
-            return None
-        most = many.most
+        assert images is not None, "they have a kind of start"
+        assert many is not None, "they have a kind of start"
         rng = torch.Generator().manual_seed(self.seeds[0])
         if count == 1:
-            chosen = torch.randperm(len(images), generator=rng)[:most, None]
+            chosen = torch.randperm(len(images), generator=rng)[: many.most, None]
         else:
-            chosen = torch.randint(len(images), (most, count), generator=rng).unique(dim=0)
-        points = torch.stack([self._as_point(images[one].double()) for one in chosen])
-        found = self.warm_start.gathered(points, self.seeds[0])
-        return None if found is None else self.warm_start.in_order(found, "ensemble")
+            chosen = torch.randint(len(images), (many.most, count), generator=rng).unique(dim=0)
+        return torch.stack([self._as_point(images[one].double()) for one in chosen])
 
     @cached_property
     def _raced(self) -> list[Float[Tensor, " n"]]:

@@ -1,8 +1,9 @@
 """Second-order matching for one victim: start after start, until what was shared is explained."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, SearchTask
 from attacks.optimization.second_order import checkpoint
 from attacks.optimization.second_order.ends import SAME, End, Ends
-from attacks.optimization.second_order.posterior.mean import PosteriorMean, factors, posterior_mean
+from attacks.optimization.second_order.posterior.mean import PosteriorMean
+from attacks.optimization.second_order.posterior.mixture import Modes
 from attacks.optimization.second_order.posterior.mode import STEPS as FOLLOWING
 from attacks.optimization.second_order.posterior.mode import likeliest
 from attacks.optimization.second_order.residual import Residual, shape_of
@@ -73,7 +75,7 @@ class VictimSearch:
         self.near_steps: list[int] = []
         self.near, self.number, self.stage, self.taken, self.stale, self.before = 0, 0, 0, 0, 0, math.inf
         self.state: LMState | None = None
-        self.followed = 0
+        self.followed, self.drawn = 0, 0
         self.trail = Trail()
         self.refused: list[list[int]] = []
         self.kept = False
@@ -100,20 +102,12 @@ class VictimSearch:
         """Errors hide hardly any of what images tell, and the best end is within them: a prior adds nothing."""
         return self.ends.within_errors and self.ends.hidden
 
-    def unlikely(self) -> float:
-        """-2 log of the update's probability by Laplace's method at the best end, but for 2 log √det C of the prior."""
-        if not self.ends.found:
-            return math.inf
-        last, x = self._last, self.ends.best.x
-        together = whole_together(self.problem, len(x), self.task)
-        assert together is not None, "J is whole where there is a posterior"
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            normal = last.normal(x, together)
-            factor, inverse = factors(normal.matrix)
-            short = float((inverse.T @ normal.slope).square().sum())  # of the least: the last steps were not taken
-        counted = last.weights[last.weights > 0.0]
-        volume = 2.0 * float(torch.linalg.slogdet(factor)[1] - counted.log().sum())
-        return normal.cost - short + volume
+    @cached_property
+    def modes(self) -> Modes:
+        """Of the posterior, by the ends of all starts."""
+        columns = whole_together(self.problem, len(self.ends.best.x), self.task)
+        assert columns is not None, "J is whole where there is a posterior"
+        return Modes(self._last, [end.x for end in self.ends.modes], columns)
 
     def descend(self) -> None:
         """From each start to its end."""
@@ -126,9 +120,10 @@ class VictimSearch:
                     starts, planned = self._starts()
                 kind, make = planned[self.number]
                 self._descend(kind, make, starts.warm_start)
-                if self.ends.settled:
-                    break
-                self.near, self.stage, self.taken, self.state, self.number = 0, 0, 0, None, self.number + 1
+                self.near, self.stage, self.taken, self.state = 0, 0, 0, None
+                last = len(planned) - (planned[-1][0] == "best")
+                self.number = max(last, self.number + 1) if self.ends.settled else self.number + 1
+            self._keep()
             if not self.kept:
                 self._make_likely()
 
@@ -171,8 +166,14 @@ class VictimSearch:
         warm_start = WarmStart(*given, self._came_near, self.trail, self._keep)
         starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
         planned = list(starts.of(self.settings.starts))
+        if self.plan.likely:
+            planned.append(("best", self._best))
         self.near_steps = warm_start.steps_of([kind for kind, _ in planned])
         return starts, planned
+
+    def _best(self) -> Tensor | None:
+        """Found by what varies alone, perhaps: all unknowns go on from there."""
+        return self.plan.point(self.ends.best.x) if self.ends.found else None
 
     def _keep_solved(self, starts: Starts) -> bool:
         """Where no image explains the update, a closed form whose own equations hold knows better.
@@ -204,24 +205,24 @@ class VictimSearch:
             if self.near:  # the steps that came near are not taken again
                 self.state, self.stale, self.before = state, 0, math.inf
                 self._keep()
-        stages = self.plan.stages
+        stages = self._stages(kind)
         for number in range(self.stage, len(stages)):
             stage, self.stage = stages[number], number
             if state is not self.state:
                 state, self.stale, self.before = LMState(state.x), 0, math.inf
                 if not self.plan.whole and stage.explains(float(stage.residual(state.x).square().sum())):
                     continue
-            while self.taken < self.plan.until(number, self.settings.steps) and not state.ended:
+            while self.taken < self.plan.until(stages, number, self.settings.steps) and not state.ended:
                 take_step(state, stage.residual, stage.linearised)
                 self.taken += 1
                 self.state = state
                 self._record(state.cost)
-                if self._done(stage, state.cost):
+                if self._done(stage, stage is stages[-1], state.cost):
                     break
                 if len(self.rows) % max(1, self.task.budget.save_every) == 0:
                     self._keep()
             self.state = None
-        self.ends.add(state.x)
+        self.ends.add(state.x, behind_best=kind == "best")
 
     def _make_likely(self) -> None:
         """Of the images that explain the update as the best does, the likeliest; noise has a posterior of its own.
@@ -254,25 +255,30 @@ class VictimSearch:
     def _by_norm(self, point: Tensor) -> float:
         return float(self.plan.stages[0].residual(self.plan.unknowns(point)).square().sum())
 
+    def _stages(self, kind: str) -> Sequence[Stage]:
+        if kind == "likely":
+            return self.plan.likely
+        return self.plan.stages[-1:] if kind == "best" else self.plan.stages
+
     def _begin(self, kind: str, start: Tensor) -> LMState:
         """What has the low frequencies already varies all; others are brought near first, where J is not whole."""
         x = self.plan.unknowns(start)
         if kind == "closed_form" or self.near:
-            self.stage = sum(stage.partial for stage in self.plan.stages)
+            self.stage = sum(stage.partial for stage in self._stages(kind))
         elif not self.plan.whole and self.settings.first_order:
             x = first_order(self.plan.coarse, x.float(), self.settings.first_order).double()
         return LMState(x)
 
-    def _done(self, stage: Stage, cost: float) -> bool:
+    def _done(self, stage: Stage, last: bool, cost: float) -> bool:
         """What was shared is explained, as far as this stage is asked to, or steps no longer help."""
         noisy, explained = stage.residual.before is not None, stage.explains(cost)
         fall, patience = (LEAST_FALL, PATIENCE) if self.plan.whole else (LEAST_FALL_BY_PRODUCTS, PATIENCE_BY_PRODUCTS)
-        if stage.partial:
+        if stage.partial and not self.plan.whole:
             fall, patience = LEAST_FALL_OF_A_PART, 1
         least, patience = (SAME, PATIENCE_IN_NOISE) if noisy else (fall * cost, patience)
         self.stale = 0 if cost < self.before - least else self.stale + 1
         self.before = cost
-        return self.stale >= patience or (explained and not (self.plan.whole and stage is self.plan.stages[-1]))
+        return self.stale >= patience or (explained and not (self.plan.whole and last))
 
     @property
     def _last(self) -> Residual:
@@ -287,11 +293,10 @@ class VictimSearch:
         return self.problem.space.images(self.plan.point(x).view(1, *self.shape))[0]
 
     def _average(self) -> PosteriorMean | None:
-        """The posterior's mean around the best image; None where no defense adds noise, and by products."""
+        """The posterior's mean; None where no defense adds noise, and by products."""
         if not self.ends.found or not self._draws:
             return None
-        x, rng = self.ends.best.x, torch.Generator().manual_seed(self.seeds[-1])
-        return posterior_mean(self._last, x, self._last.normal(x).matrix, self._draws, rng, self._drew)
+        return self.modes.mean(self._draws, torch.Generator().manual_seed(self.seeds[-1]), self._drew)
 
     def _predicted(self, variance: Tensor) -> float:
         """dB of the mean squared error of pixels in [0, 1] that the posterior itself expects."""
@@ -300,7 +305,8 @@ class VictimSearch:
         return psnr_of(float((images * std.view(1, -1, 1, 1)).square().mean()))
 
     def _drew(self, draw: int) -> None:
-        done = self._steps_until(len(self.near_steps)) + draw // DRAWS_A_STEP
+        self.drawn += 1
+        done = self._steps_until(len(self.near_steps)) + self.drawn // DRAWS_A_STEP
         self._tell(min(done, self._total()), {"draw": float(draw)})
 
     def _came_near(self, cost: float) -> None:

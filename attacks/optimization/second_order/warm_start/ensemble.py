@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attacks.optimization.second_order.posterior.mean import factors
 from attacks.optimization.second_order.steps.sketch import gram
 
 DRAWS, LEAST_DRAWS, MOST_DRAWS = 4, 256, 2048
@@ -48,6 +49,12 @@ class Estimate:
     mean: Float[Tensor, " unknowns"]
     variance: float
     root: Callable[[], Float[Tensor, "deviates unknowns"]]
+
+    def distances(self, unknowns: Float[Tensor, "n unknowns"]) -> Float[Tensor, " n"]:
+        """Squared, of each from the estimate, by the covariance of its error (Mahalanobis): how unlike it they are."""
+        root = self.root()
+        _, inverse = factors(root.T @ root)
+        return ((unknowns - self.mean) @ inverse).square().sum(1)
 
 
 def regress(
@@ -148,10 +155,8 @@ class Ensemble:
     noise: Float[Tensor, " rows"] | float | None = None
     scale: Float[Tensor, " unknowns"] | None = None
 
-    def run(
-        self, examples: Float[Tensor, "n unknowns"], rng: torch.Generator
-    ) -> tuple[Float[Tensor, " unknowns"], bool] | None:
-        """The estimate that explains the most, and whether that is enough.
+    def begin(self, examples: Float[Tensor, "n unknowns"], rng: torch.Generator) -> list[Estimate]:
+        """The first regression; none where there are too few examples.
 
         Args:
             examples: likely images; where they are few, normal deviates besides, as all that are drawn after. No
@@ -160,14 +165,25 @@ class Ensemble:
         unknowns = examples.shape[1]
         more = max(0, self._count(unknowns) - len(examples))
         few = torch.randn(more, unknowns, generator=rng, dtype=torch.float64)
-        examples, rows = self._told(torch.cat([examples, few.to(examples)])[: self.most])
+        return self._regressed(*self._told(torch.cat([examples, few.to(examples)])[: self.most]))
+
+    def _regressed(self, examples: Tensor, rows: Tensor) -> list[Estimate]:
+        return regress(examples, rows, self.noise, self.scale) if len(examples) >= FEWEST else []
+
+    def run(
+        self, examples: Float[Tensor, "n unknowns"], rng: torch.Generator
+    ) -> tuple[Float[Tensor, " unknowns"], bool] | None:
+        """The estimate that explains the most, and whether that is enough.
+
+        Args:
+            examples: see `begin`.
+        """
         best, told, found, near, slow = math.inf, math.inf, None, 1.0, 0
         for _ in range(TIMES):
-            if found is not None:
-                examples, rows = self._drawn(found, told, near, rng)
-            if len(examples) < FEWEST:
+            drawn = None if found is None else self._drawn(found, told, near, rng)
+            several = self.begin(examples, rng) if drawn is None else self._regressed(*drawn)
+            if not several:
                 break
-            several = regress(examples, rows, self.noise, self.scale)
             costs = self.rows(torch.stack([one.mean for one in several])).square().sum(1).tolist()
             place = next((place for place, cost in enumerate(costs) if cost < told), 0)
             one, cost = several[place], self.cost(several[place].mean)

@@ -18,7 +18,7 @@ from attacks.optimization.second_order.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan, memory_of, whole_model, whole_together
 from attacks.optimization.second_order.steps.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.steps.products import MatrixFree
-from attacks.optimization.second_order.warm_start.ensemble import TIMES
+from attacks.optimization.second_order.warm_start.ensemble import TIMES, Ensemble
 from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, descend_with_fading, held_by_prior
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
@@ -78,14 +78,33 @@ class WarmStart:
         if part not in self.trail.ends:
             if (many := self.many_images) is None:
                 return None
-            examples = torch.stack([many.varied.unknowns(point) for point in points])
-            ensemble = many.ensemble(self._enough(many.known.residual), self.report, seed)
+            ensemble, examples = self._ensemble(many, points, seed)
             found = ensemble.run(examples, torch.Generator().manual_seed(seed))
             if found is None:
                 return None
             self.trail.add(part, many.varied.point(found[0]), found[1], None)
             self.keep()
         return self.trail.ends[part][0]
+
+    def likely(self, points: Float[Tensor, "k n"], seed: int) -> list[Float[Tensor, " n"]]:
+        """What many likely points tell together, then these, the least unlike that first; each as far as images vary.
+
+        By the first regression of an `Ensemble`, and what it knows of its own error: later ones count what the ones
+        before knew again, and are too sure.
+        """
+        if (many := self.many_images) is None:
+            return []
+        ensemble, examples = self._ensemble(many, points, seed)
+        estimates = ensemble.begin(examples, torch.Generator().manual_seed(seed))
+        if not estimates:
+            return []
+        ranked = examples[estimates[0].distances(examples).argsort(stable=True)]
+        return [many.varied.point(one) for one in (estimates[0].mean, *ranked)]
+
+    def _ensemble(self, many: ManyImages, points: Float[Tensor, "k n"], seed: int) -> tuple[Ensemble, Tensor]:
+        """With its examples."""
+        examples = torch.stack([many.varied.unknowns(point) for point in points])
+        return many.ensemble(self._enough(many.known.residual), self.report, seed), examples
 
     def steps_of(self, kinds: Sequence[str]) -> list[int]:
         """Those that come near before each start, at most; a race is before the first from a public image.
@@ -127,7 +146,7 @@ class WarmStart:
 
         None behind noise too: errors that fit it explain it at any point.
         """
-        if self.free_errors is None or self._noisy:
+        if self.free_errors is None or self.noisy:
             return None
         labels, left = self.free_errors.labels(self._unknowns(point))
         return labels if left <= self._enough(self.free_errors.residual) else None
@@ -187,7 +206,7 @@ class WarmStart:
         ends: list[Float[Tensor, " n"]] = []
         for place, point in enumerate(points):
             end, enough = self._gone(f"race/{steps}/{place}", point, steps, 1.0, self._by_products)
-            if enough and not self._noisy:
+            if enough and not self.noisy:
                 return [end, *ends, *points[place + 1 :]], True
             ends.append(end)
         return self._ranked(ends), False
@@ -319,10 +338,11 @@ class WarmStart:
 
     def _enough(self, residual: Residual) -> float:
         """‖r‖² at which an update is explained; noise leaves its own energy and hardly more."""
-        return residual.floor if self._noisy else 2.0 * residual.floor
+        return residual.floor if self.noisy else 2.0 * residual.floor
 
     @property
-    def _noisy(self) -> bool:
+    def noisy(self) -> bool:
+        """What was shared has errors of a known variance."""
         return self.plan.stages[-1].residual.before is not None
 
     def _descend(

@@ -72,7 +72,7 @@ def test_what_noise_leaves_is_nearer_by_the_prior_of_its_class(model, patterns):
     seen = observed(model, patterns, 2, 2, noise=3.0)
     result, blind = attacked(seen), attacked(of_no_class(seen)).images
     assert psnr(result.images, patterns[2, :1]) > psnr(blind, patterns[2, :1]) + 3
-    assert result.certificate.values["by_class"] == 1.0
+    assert result.certificate.values["by_class"] > 0.9
 
 
 def test_noise_that_hides_all_leaves_the_mean_of_all(model, patterns):
@@ -80,7 +80,7 @@ def test_noise_that_hides_all_leaves_the_mean_of_all(model, patterns):
     seen = observed(model, patterns, 2, 2, noise=1000.0)
     result = attacked(seen, [1])
     assert psnr(result.images, seen.image_prior.mean[None]) > 25
-    assert "by_class" not in result.certificate.values
+    assert result.certificate.values["by_class"] == pytest.approx(1 / (1 + CLASSES), abs=0.03)
 
 
 def test_an_image_unlike_its_class_is_searched_for_among_all(model, patterns):
@@ -88,7 +88,7 @@ def test_an_image_unlike_its_class_is_searched_for_among_all(model, patterns):
     seen = observed(model, patterns, 1, 2)
     result, blind = attacked(seen, [1]), attacked(of_no_class(seen), [1]).images
     found = result.images
-    assert "by_class" not in result.certificate.values
+    assert result.certificate.values["by_class"] == 0.0
     assert psnr(found, patterns[2, :1]) > psnr(found, patterns[1, 1:].mean(0, keepdim=True)) + 3
     assert psnr(found, patterns[2, :1]) > psnr(blind, patterns[2, :1]) - 1
 
