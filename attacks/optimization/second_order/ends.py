@@ -30,8 +30,10 @@ HIDDEN = 1e-7
 """Of ‖r‖² at the mean, what errors may hide for one end to speak for itself: a wrong image may leave little more."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, in units of the noise."""
-LESS_LIKELY, MODES = 30.0, 4
-"""By how much more ‖r‖² ends are looked at beside the best one behind noise, in its units, and how many at most."""
+BETWEEN = (0.5, 0.25, 0.75)
+"""Of the way from one end to another, where a ridge is looked for."""
+AGREE, MODES = 3, 4
+"""Ends behind noise that come to the same place before no other start is tried, and places that are told apart."""
 
 
 class End(NamedTuple):
@@ -72,13 +74,19 @@ def agreement(
 
 def _cosine(a: Float[Tensor, " unknowns"], b: Float[Tensor, " unknowns"], labels: Tensor | None) -> float:
     """Of the order of b's images, within each class, in which it is greatest."""
+    return float(torch.cosine_similarity(a, _in_order_of(a, b, labels), dim=0))
+
+
+def _in_order_of(a: Float[Tensor, " unknowns"], b: Float[Tensor, " unknowns"], labels: Tensor | None) -> Tensor:
+    """b with its images in the order, within each class, in which they are the most like a's."""
     if labels is None or len(labels.unique()) == len(labels):
-        return float(torch.cosine_similarity(a, b, dim=0))
-    products = (a.view(len(labels), -1) @ b.view(len(labels), -1).T).cpu()
+        return b
+    ours, theirs = a.view(len(labels), -1), b.view(len(labels), -1)
+    products = (ours @ theirs.T).cpu()
     alike = (labels[:, None] == labels[None, :]).cpu()
     least = products.min() - products.abs().sum() - 1.0
-    rows, columns = linear_sum_assignment(torch.where(alike, products, least).numpy(), maximize=True)
-    return float(products[rows, columns].sum()) / max(float(a.norm() * b.norm()), 1e-300)
+    columns = linear_sum_assignment(torch.where(alike, products, least).numpy(), maximize=True)[1]
+    return theirs[columns.tolist()].flatten()
 
 
 @dataclass
@@ -142,23 +150,30 @@ class Ends:
         if self.within_errors and self.hidden:
             return True
         same = [end for end in self.found if end.cost <= self.best.cost + SAME and not self._apart(end, self.best)]
-        return len(same) > 1
+        return len(same) >= (AGREE if self.plan.likely else 2)
 
     @property
     def modes(self) -> list[End]:
-        """The best end, and the others that explain about as much and that a ridge of ‖r‖² sets apart."""
+        """The best end, and others that a ridge of ‖r‖² sets apart, those that explain the most."""
         found = list[End]()
         for end in sorted(self.found, key=lambda end: end.cost):
-            if end.cost <= self.best.cost + LESS_LIKELY and all(self._apart(end, other) for other in found):
+            if len(found) < MODES and all(self._apart(end, other) for other in found):
                 found.append(end)
-        return found[:MODES]
+        return found
 
     def _apart(self, one: End, other: End) -> bool:
-        """Halfway between them less is explained than at either."""
+        """Somewhere between them less is explained than at either."""
         if one is other:
             return False
-        halfway = float(self.residual((one.x + other.x) / 2.0).square().sum())
-        return halfway > max(one.cost, other.cost) + SAME
+        ordered = _in_order_of(one.x, other.x, self.problem.labels) if self._pixels else other.x
+        between = (torch.lerp(one.x, ordered, share) for share in BETWEEN)
+        least = max(one.cost, other.cost) + SAME
+        return not all(float(self.residual(x).square().sum()) <= least for x in between)
+
+    @property
+    def _pixels(self) -> bool:
+        """Unknowns are images, one after the other."""
+        return isinstance(self.problem.space, PixelSpace) and not self.plan.white
 
     @property
     def hidden(self) -> bool:

@@ -26,7 +26,7 @@ class LevenbergMarquardt(Settings, Search):
     def cost(self) -> float:
         """In steps of one candidate, of one order of labels: a Jacobian of some hundred pixels counts as a hundred.
 
-        Behind noise it may take twice as much.
+        Behind noise it may take some ten times as much.
         """
         return 100.0 * self.steps * self.restarts
 
@@ -75,30 +75,25 @@ class LevenbergMarquardt(Settings, Search):
             counted = shares([_unlikely(search), _unlikely(narrower) + named])
         search.place, narrower.place = (1, 3), (2, 3)  # steps are over
         found = [(one.result(), share) for one, share in zip((search, narrower), counted, strict=True) if share]
-        steps = float(len(search.rows) + len(narrower.rows))
-        both = _mean(problem, found)
-        return replace(both, values={**both.values, "steps": steps, "by_class": counted[1]})
+        steps = {"steps": float(len(search.rows) + len(narrower.rows))}
+        if all("predicted_psnr" in one.values for one, _ in found):  # means of posteriors
+            both = _mean(problem, found)
+            return replace(both, values={**both.values, **steps, "by_class": counted[1]})
+        likelier = max(found, key=lambda one: one[1])[0]
+        return replace(likelier, values={**likelier.values, **steps, "by_class": float(counted[1] > counted[0])})
 
 
 def _mean(problem: Problem, found: Sequence[tuple[BestCandidate, float]]) -> BestCandidate:
-    """Of results, by their shares; the rest is the likeliest one's."""
-    first = max(found, key=lambda one: one[1])[0]
-    if len(found) == 1:
-        return first
+    """Of means of posteriors, by their shares; the rest is the likeliest one's."""
+    first, unit = max(found, key=lambda one: one[1])[0], problem.observation.to_unit_range
     point = torch.stack([share * one.point for one, share in found]).sum(0)
     images = problem.space.images(point[None])[0]
-    values, unit = dict(first.values), problem.observation.to_unit_range
-    if all("predicted_psnr" in one.values for one, _ in found):
-        errors = (
-            share
-            * (
-                10.0 ** (-one.values["predicted_psnr"] / 10.0)
-                + float((unit(one.images) - unit(images)).square().mean())
-            )
-            for one, share in found
-        )
-        values["predicted_psnr"] = psnr_of(sum(errors))
-    return replace(first, images=images, point=point, values=values)
+    errors = (
+        share
+        * (10.0 ** (-one.values["predicted_psnr"] / 10.0) + float((unit(one.images) - unit(images)).square().mean()))
+        for one, share in found
+    )
+    return replace(first, images=images, point=point, values={**first.values, "predicted_psnr": psnr_of(sum(errors))})
 
 
 def _unlikely(search: VictimSearch) -> float:

@@ -129,7 +129,7 @@ class Starts:
 
     @cached_property
     def _likely_points(self) -> list[Float[Tensor, " n"]]:
-        return self.warm_start.likely(self._many_points, self.seeds[0])[:LIKELY]
+        return self.warm_start.likely(self._many_points, self.seeds[0], LIKELY)
 
     @property
     def _many_points(self) -> Float[Tensor, "k n"]:

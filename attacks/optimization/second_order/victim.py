@@ -107,7 +107,8 @@ class VictimSearch:
         """Of the posterior, by the ends of all starts."""
         columns = whole_together(self.problem, len(self.ends.best.x), self.task)
         assert columns is not None, "J is whole where there is a posterior"
-        return Modes(self._last, [end.x for end in self.ends.modes], columns)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            return Modes(self._last, [end.x for end in self.ends.modes], columns)
 
     def descend(self) -> None:
         """From each start to its end."""
@@ -128,7 +129,7 @@ class VictimSearch:
                 self._make_likely()
 
     def result(self) -> BestCandidate:
-        """The best end, or the mean of what noise leaves around it.
+        """The best end, or the mean of what noise leaves.
 
         Raises:
             NotApplicable: no start applies.
@@ -166,7 +167,7 @@ class VictimSearch:
         warm_start = WarmStart(*given, self._came_near, self.trail, self._keep)
         starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
         planned = list(starts.of(self.settings.starts))
-        if self.plan.likely:
+        if any(kind == "likely" for kind, _ in planned):
             planned.append(("best", self._best))
         self.near_steps = warm_start.steps_of([kind for kind, _ in planned])
         return starts, planned

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.optimization.second_order.posterior.mean import PosteriorMean, factors, posterior_mean
 from attacks.optimization.second_order.residual import Residual
@@ -19,17 +20,19 @@ FEWEST_DRAWS = 20
 """Of a mode that counts little."""
 
 
-def unlikely(normal: NormalEquations, weights: Float[Tensor, " rows"]) -> float:
+def unlikely(residual: Residual, place: Float[Tensor, " unknowns"], normal: NormalEquations) -> float:
     """-2 log of the probability of what was shared, by Laplace's method, but for the volume of the prior.
 
     Args:
-        normal: of a residual in standard deviations, the prior's rows included, at a mode of it or near one.
-        weights: one over the standard deviation of each shared number.
+        residual: in standard deviations, the prior's rows included.
+        place: of a mode, or near one: the last step towards it is taken where it leads there.
+        normal: there.
     """
     factor, inverse = factors(normal.matrix)
-    short = float((inverse.T @ normal.slope).square().sum())  # of the least: the last steps were not taken
-    counted = weights[weights > 0.0]
-    return normal.cost - short + 2.0 * float(torch.linalg.slogdet(factor)[1] - counted.log().sum())
+    step = inverse @ (inverse.T @ normal.slope)
+    cost = min(normal.cost, float(residual(place - step).square().sum().nan_to_num(nan=math.inf)))
+    counted = residual.weights[residual.weights > 0.0]
+    return cost + 2.0 * float(torch.linalg.slogdet(factor)[1] - counted.log().sum())
 
 
 def shares(unlikely: Sequence[float]) -> list[float]:
@@ -71,16 +74,16 @@ class Modes:
     def mean(self, draws: int, rng: torch.Generator, progress: Callable[[int], None]) -> PosteriorMean:
         """Of all of them, see `posterior_mean`; of the less likely ones by fewer draws."""
         found, counted = list[PosteriorMean](), shares(self._each)
-        for place, normal, share in zip(self.places, self._normals, counted, strict=True):
+        for place, share in zip(self.places, counted, strict=True):
             if share:
-                own = min(draws, max(FEWEST_DRAWS, round(share * draws)))
+                own, normal = min(draws, max(FEWEST_DRAWS, round(share * draws))), self._normal(place)
                 found.append(posterior_mean(self.residual, place, normal.matrix, own, rng, progress))
         return mixture(found, [share for share in counted if share])
 
-    @cached_property
-    def _normals(self) -> list[NormalEquations]:
-        return [self.residual.normal(place, self.columns) for place in self.places]
+    def _normal(self, place: Float[Tensor, " unknowns"]) -> NormalEquations:
+        return self.residual.normal(place, self.columns)
 
     @cached_property
     def _each(self) -> list[float]:
-        return [unlikely(normal, self.residual.weights) for normal in self._normals]
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            return [unlikely(self.residual, place, self._normal(place)) for place in self.places]

@@ -86,20 +86,29 @@ class WarmStart:
             self.keep()
         return self.trail.ends[part][0]
 
-    def likely(self, points: Float[Tensor, "k n"], seed: int) -> list[Float[Tensor, " n"]]:
+    def likely(self, points: Float[Tensor, "k n"], seed: int, most: int) -> list[Float[Tensor, " n"]]:
         """What many likely points tell together, then these, the least unlike that first; each as far as images vary.
 
         By the first regression of an `Ensemble`, and what it knows of its own error: later ones count what the ones
-        before knew again, and are too sure.
+        before knew again, and are too sure. As they come where none can be made.
+
+        Args:
+            most: that are returned.
         """
         if (many := self.many_images) is None:
             return []
-        ensemble, examples = self._ensemble(many, points, seed)
-        estimates = ensemble.begin(examples, torch.Generator().manual_seed(seed))
-        if not estimates:
-            return []
-        ranked = examples[estimates[0].distances(examples).argsort(stable=True)]
-        return [many.varied.point(one) for one in (estimates[0].mean, *ranked)]
+        names = [f"likely/{rank}" for rank in range(most)]
+        if names[0] not in self.trail.ends:
+            ensemble, examples = self._ensemble(many, points.unique(dim=0), seed)
+            estimates = ensemble.begin(examples, torch.Generator().manual_seed(seed))
+            if estimates:
+                ranked = examples[estimates[0].distances(examples).argsort(stable=True)]
+                examples = torch.cat([estimates[0].mean[None], ranked])
+            found = [many.varied.point(one) for one in examples[:most]]
+            for name, point in zip(names, found, strict=False):
+                self.trail.add(name, point, False, None)
+            self.keep()
+        return [self.trail.ends[name][0] for name in names if name in self.trail.ends]
 
     def _ensemble(self, many: ManyImages, points: Float[Tensor, "k n"], seed: int) -> tuple[Ensemble, Tensor]:
         """With its examples."""

@@ -1,11 +1,14 @@
 """How far ends of several starts vouch for one another."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.second_order.ends import End, Ends, agreement
+from attacks.optimization.second_order.residual import Residual
 from fedsim.bounds.gaussian_prior import GaussianPrior
 
 
@@ -56,7 +59,8 @@ def test_an_end_alone_is_taken_as_asked():
 
 def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_end():
     """Of what images explain, 2e4 of 3e4, the end leaves a twentieth, 6 above what errors allow."""
-    plan = SimpleNamespace(stages=[SimpleNamespace(residual=SimpleNamespace(before=lambda x: x, floor=1e4))])
+    residual = SimpleNamespace(before=lambda x: x, floor=1e4)
+    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], likely=())
     ends = Ends(SimpleNamespace(count=1, space=None), plan, GaussianPrior(), torch.device("cpu"))
     ends.__dict__["least"] = 3e4
     ends.found = [End(11_100.0, torch.zeros(192))]
@@ -67,10 +71,64 @@ def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_e
 
 @pytest.mark.parametrize(("least", "settled"), [(1e11, True), (1e8, False)])
 def test_behind_noise_an_end_within_its_errors_settles_what_they_hide_little_of(least, settled):
-    plan = SimpleNamespace(stages=[SimpleNamespace(residual=SimpleNamespace(before=lambda x: x, floor=1e4))])
+    residual = SimpleNamespace(before=lambda x: x, floor=1e4)
+    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], likely=())
     ends = Ends(SimpleNamespace(count=1, space=None), plan, GaussianPrior(), torch.device("cpu"))
     ends.__dict__["least"] = least
     ends.found = [End(10_100.0, torch.zeros(192))]
     assert ends.settled == settled
     ends.found = [End(20_000.0, torch.zeros(192))]
     assert not ends.settled
+
+
+def ends_of_waves(*places):
+    """Behind noise, of an update that each whole number explains."""
+    zero, weights = torch.zeros(1, dtype=torch.float64), torch.full((1,), 100.0, dtype=torch.float64)
+    residual = Residual(lambda x: (torch.sin(math.pi * x),), zero, weights, floor=1.0, before=lambda x: 0.1 * x)
+    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], likely=())
+    ends = Ends(SimpleNamespace(count=1, space=None), plan, GaussianPrior(), torch.device("cpu"))
+    ends.__dict__["least"] = 1e4
+    for place in places:
+        ends.add(torch.tensor([place], dtype=torch.float64))
+    return ends
+
+
+def test_behind_noise_two_ends_without_a_ridge_between_them_settle_it():
+    assert ends_of_waves(0.0, 0.001).settled
+    assert not ends_of_waves(0.0, 1.0).settled
+    assert ends_of_waves(0.0, 1.0, 0.999, 0.001).settled
+    assert not ends_of_waves(0.0).settled
+
+
+def test_modes_are_the_ends_that_ridges_set_apart_the_likeliest_first():
+    found = ends_of_waves(2.0, 0.001, 1.0, 0.0, 0.5).modes
+    assert [float(end.x) for end in found] == [0.0, 1.0, 2.0]
+    assert [float(end.x) for end in ends_of_waves(3.0, 2.0, 1.0, 0.0, 4.0).modes] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_images_of_one_class_in_another_order_are_no_other_mode(rng):
+    first, second = torch.randn(2, 48, generator=rng, dtype=torch.float64)
+    ends = ends_of_waves()
+    weights = torch.full((48,), 100.0, dtype=torch.float64)
+    residual = Residual(  # a batch shares its mean, and the squares of its images'
+        lambda x: (x.view(2, 48).square().sum(0),),
+        first.square() + second.square(),
+        weights,
+        floor=1.0,
+        before=lambda x: x,
+    )
+    ends.plan.stages[0].residual, ends.plan.white = residual, False
+    ends.problem = SimpleNamespace(count=2, space=PixelSpace.__new__(PixelSpace), labels=torch.tensor([4, 4]))
+    for x in (torch.cat([first, second]), torch.cat([second, first])):
+        ends.add(x)
+    assert len(ends.modes) == 1
+    ends.problem.labels = torch.tensor([4, 5])
+    assert len(ends.modes) == 2
+
+
+def test_what_goes_on_from_the_best_end_takes_its_place():
+    ends = ends_of_waves(1.0, 0.1)
+    ends.add(torch.tensor([0.999], dtype=torch.float64), behind_best=True)
+    assert [float(end.x) for end in ends.found] == [0.1, 0.999]
+    ends.add(torch.tensor([math.nan], dtype=torch.float64), behind_best=True)
+    assert [float(end.x) for end in ends.found] == [0.1, 0.999]

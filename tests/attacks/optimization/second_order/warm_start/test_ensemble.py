@@ -69,6 +69,21 @@ def test_what_tells_nothing_leaves_the_examples_mean(rng):
     assert torch.allclose(found.mean, examples.mean(0))
 
 
+def test_a_distance_is_in_standard_deviations_of_the_estimates_own_error(rng):
+    """Of a linear update behind noise it is that of the posterior, and the truth is about as far as it says."""
+    A, examples = draws(rng, 6, 12), draws(rng, 400, 6)
+    truths, far = draws(rng, 20, 6), []
+    for true in truths:
+        rows = (examples - true) @ A - draws(rng, 12)
+        estimate = regress(examples, rows, 1.0)[0]
+        far.append(float(estimate.distances(true[None])))
+    posterior = torch.eye(6, dtype=torch.float64) + A @ A.T
+    offset = draws(rng, 6)
+    found = float(estimate.distances((estimate.mean + offset)[None]))
+    assert found == pytest.approx(float(offset @ posterior @ offset), rel=0.3)
+    assert sum(far) / len(far) == pytest.approx(6.0, rel=0.3)
+
+
 def bent(true):
     """Waves, of which many are short beside the examples' spread."""
     waves = 1.1 * draws(torch.Generator().manual_seed(3), 8, 60)
@@ -160,6 +175,24 @@ def test_a_digits_gradient_leads_from_public_digits_to_it(mlp, digits, cpu, nois
     errors = [float((found - true).square().mean()) for found in (start.gathered(points, 0), points)]
     assert errors[0] < (0.02 if noise else 1e-4) * errors[1]
     assert 1 <= len(reported) <= TIMES
+
+
+def test_behind_noise_the_likeliest_public_digits_are_nearer_than_others(mlp, digits, cpu):
+    """What many tell together first."""
+    start, points, true, _ = warm_start(mlp, digits, cpu, defense=[GradientNoise(relative_norm=0.1)])
+    found = torch.stack(start.likely(torch.cat([points, points]), 0, 1000))
+    assert len(found) == 1 + len(points)
+    apart = (found - true).square().mean(1)
+    assert float(apart[0]) < float(apart[1:9].mean()) < 0.8 * float(apart[1:].mean())
+    varied = start.many_images.varied
+    assert torch.allclose(varied.point(varied.unknowns(found[1])), found[1])
+
+
+def test_a_killed_search_goes_on_with_the_likely_images_that_it_had(mlp, digits, cpu):
+    start, points, *_ = warm_start(mlp, digits, cpu, defense=[GradientNoise(relative_norm=0.1)])
+    found = start.likely(points, 0, 3)
+    assert all(torch.equal(one, other) for one, other in zip(start.likely(points[:9], 1, 3), found, strict=True))
+    assert len(found) == 3
 
 
 def test_what_a_killed_search_had_gathered_is_not_gathered_again(mlp, digits, cpu):
