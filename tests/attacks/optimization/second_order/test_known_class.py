@@ -9,6 +9,7 @@ import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels, SquaredL2
 from attacks.optimization.problem import make_problem
 from attacks.optimization.search.base import SearchTask
+from attacks.optimization.second_order.ends import Ends
 from attacks.optimization.second_order.known_class import of_its_class
 from attacks.optimization.second_order.warm_start.ensemble import FEWEST
 from attacks.session import Session
@@ -36,8 +37,8 @@ def observed(model, patterns, label, of, noise=0.3):
     return seen.with_public_images(patterns[:, 1:].flatten(0, 1), torch.arange(CLASSES).repeat_interleave(EACH))
 
 
-def attacked(seen, labels="auto"):
-    given = {"starts": ["public"], "restarts": 1, "steps": 8, "draws": 20, "frames": 0, "labels": labels}
+def attacked(seen, labels="auto", draws=20):
+    given = {"starts": ["public"], "restarts": 1, "steps": 8, "draws": draws, "frames": 0, "labels": labels}
     return fedsim.attack(GaussNewton(**given), seen)
 
 
@@ -91,6 +92,39 @@ def test_an_image_unlike_its_class_is_searched_for_among_all(model, patterns):
     assert result.certificate.values["by_class"] == 0.0
     assert psnr(found, patterns[2, :1]) > psnr(found, patterns[1, 1:].mean(0, keepdim=True)) + 3
     assert psnr(found, patterns[2, :1]) > psnr(blind, patterns[2, :1]) - 1
+
+
+def test_what_nothing_vouches_for_gives_way_to_the_mean_of_what_was_taken_for_likely(model, patterns, monkeypatch):
+    """Of all images where the class has no share, of the class where it has all."""
+    monkeypatch.setattr(Ends, "trust", 0.0)
+    for label, mean in ((1, None), (2, patterns[2, 1:].mean(0))):
+        seen = observed(model, patterns, label, 2)
+        mean = seen.image_prior.mean if mean is None else mean
+        assert torch.allclose(attacked(seen, [label]).images.double(), mean[None].double(), atol=0.03)
+
+
+def test_without_draws_it_is_the_likeliest_image_of_the_likelier_prior(model, patterns):
+    seen = observed(model, patterns, 2, 2, noise=3.0)
+    result = attacked(seen, draws=0)
+    assert result.certificate.values["by_class"] == 1.0
+    assert "draws" not in result.certificate.values
+    assert psnr(result.images, patterns[2, :1]) > psnr(attacked(of_no_class(seen), draws=0).images, patterns[2, :1]) + 3
+
+
+def test_two_means_are_one_by_their_shares_and_expect_what_sets_them_apart(model, patterns, monkeypatch):
+    """Noise that hides all: the shares are those that the priors had before."""
+    seen = observed(model, patterns, 2, 2, noise=1000.0)
+    result, found = attacked(seen, [1]), []
+    for only in ([1.0, 0.0], [0.0, 1.0]):
+        monkeypatch.setattr("attacks.optimization.second_order.search.shares", lambda _, only=only: only)
+        found.append(attacked(seen, [1]))
+    share = result.certificate.values["by_class"]
+    mixed = (1 - share) * found[0].images + share * found[1].images
+    assert psnr(result.images, mixed) > 45
+    errors = [10 ** (-one.certificate.values["predicted_psnr"] / 10) for one in found]
+    between = share * (1 - share) * float((found[0].images - found[1].images).square().mean())
+    oracle = (1 - share) * errors[0] + share * errors[1] + between
+    assert 10 ** (-result.certificate.values["predicted_psnr"] / 10) == pytest.approx(oracle, rel=0.02)
 
 
 def test_public_images_of_another_size_are_none(model, patterns, cpu):

@@ -1,0 +1,95 @@
+"""Starts behind noise: images that many public ones together take for likely."""
+
+import pytest
+import torch
+
+import fedsim
+from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels, SquaredL2
+from attacks.optimization.problem import make_problem, shared_update
+from attacks.optimization.search.base import SearchTask
+from attacks.optimization.second_order.starts import LIKELY
+from attacks.optimization.second_order.victim import VictimSearch
+from attacks.session import Session
+from defenses import GradientNoise
+from tests.attacks.optimization.second_order.test_attack import psnr
+from tests.attacks.optimization.second_order.test_starts import digits as digits
+from tests.attacks.optimization.second_order.test_starts import trained_mlp
+from tests.attacks.optimization.test_engine import Kept, KilledError
+
+
+@pytest.fixture(scope="module")
+def mlp(digits):
+    return trained_mlp(digits, 48)
+
+
+def observed(mlp, digits, count=1, noise=0.1):
+    images, labels = digits
+    seen = fedsim.observe(mlp, images[:count], labels[:count], defense=[GradientNoise(relative_norm=noise)])
+    return seen.with_public_images(images[1000:1100], labels[1000:1100])
+
+
+def search_of(mlp, digits, cpu, session=None, **settings):
+    seen = observed(mlp, digits)
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), digits[1][:1], Pixels(), {}, cpu)
+    given = {"steps": 4, "starts": ("public",), "restarts": 1, "draws": 10} | settings
+    task = SearchTask([problem], SquaredL2(), "gradient", Budget(frames=0, save_every=1), cpu, session or Session())
+    return VictimSearch(LevenbergMarquardt(**given), task, problem, torch.Generator().manual_seed(0))
+
+
+def kinds_of(search, monkeypatch):
+    """Of the starts that were searched from."""
+    kinds, descend = [], VictimSearch._descend
+
+    def told(self, kind, *given):
+        kinds.append(kind)
+        descend(self, kind, *given)
+
+    monkeypatch.setattr(VictimSearch, "_descend", told)
+    search.descend()
+    return kinds
+
+
+def test_three_ends_at_one_place_are_enough_and_all_pixels_go_on_from_there(mlp, digits, cpu, monkeypatch):
+    search = search_of(mlp, digits, cpu)
+    kinds = kinds_of(search, monkeypatch)
+    assert set(kinds[:-1]) == {"likely"}
+    assert kinds[-1] == "best"
+    assert 3 <= len(kinds) - 1 < LIKELY
+    assert len(search.ends.found) == len(kinds) - 1
+    assert search.ends.found[-1] is search.ends.best
+
+
+def test_ends_that_agree_nowhere_use_all_starts(mlp, digits, cpu, monkeypatch):
+    monkeypatch.setattr("attacks.optimization.second_order.ends.AGREE", 99)
+    assert kinds_of(search_of(mlp, digits, cpu, steps=2), monkeypatch) == [*["likely"] * LIKELY, "best"]
+
+
+def test_other_starts_vary_all_pixels_from_the_first_step(mlp, digits, cpu, monkeypatch):
+    assert kinds_of(search_of(mlp, digits, cpu, starts=("mean",)), monkeypatch) == ["mean"]
+
+
+@pytest.mark.parametrize("dies_in", ["likely", "best"])
+def test_a_killed_search_goes_on_with_the_same_bits(mlp, digits, cpu, monkeypatch, dies_in):
+    whole, session = search_of(mlp, digits, cpu).run(), Kept(10**6)
+    search, descend = search_of(mlp, digits, cpu, session), VictimSearch._descend
+
+    def dies(self, kind, *given):
+        if kind == dies_in and self.number:
+            session.dies_at = session.saves + 2
+        descend(self, kind, *given)
+
+    monkeypatch.setattr(VictimSearch, "_descend", dies)
+    with pytest.raises(KilledError):
+        search.run()
+    monkeypatch.undo()
+    session.dies_at = 0
+    again = search_of(mlp, digits, cpu, session).run()
+    assert torch.equal(again.images, whole.images)
+    assert again.values == whole.values
+
+
+def test_a_batch_behind_noise_comes_nearer_than_a_guess(mlp, digits):
+    seen = observed(mlp, digits, count=2, noise=0.01)
+    result = fedsim.attack(GaussNewton(starts=["public"], steps=4, draws=10, frames=0), seen)
+    originals, guess = digits[0][:2].double(), seen.image_prior.mean.expand(2, -1, -1, -1)
+    assert psnr(result.images.double(), originals) > psnr(guess, originals) + 3
