@@ -16,16 +16,17 @@ class Settings:
         steps: of each start, at most; as many come near before from a public image, twice as many where the order of
             patches is open.
         starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `public` (of the
-            server's own images the one whose update is the likest), `any_order` (that one, then the
-            mean, with the places of patches searched for as well), `mean`, `prior` (a draw of it).
-        restarts: how many public images and draws of the prior are tried.
+            server's own images those whose update is the likest; behind noise, with J whole, those that all together
+            take for likely), `any_order` (the likest, then the mean, with the places of patches searched for as well),
+            `mean`, `prior` (a draw of it).
+        restarts: how many public images and draws of the prior are tried; behind noise, with J whole, sixteen images.
         prior: of images: for starts, for what a narrow model does not read of them or an update hardly tells, and
             behind noise for the result. None: that of public images where the server has any, behind noise of those
             of the label's class too, else a smooth one around gray.
         max_unknowns: numbers of all images together, three to a colour pixel; more are refused.
         first_order: steps of Adam before each start that draws, where J is not computed whole.
-        draws: from the posterior, at most, whose mean is the result behind noise; 0, or where J is not computed whole:
-            its likeliest image.
+        draws: from the posterior around each likely image, at most, whose mean is the result behind noise; 0, or where
+            J is not computed whole: its likeliest image.
     """
 
     steps: int = 60
