@@ -163,7 +163,7 @@ class GaussNewton(GradientMatching):
             )
             return replace(result, certificate=Certificate("uncertified", reason, found.values))
         if (trust := found.values["trust"]) < 1.0:
-            by_class = of_its_class(problem) if found.values.get("by_class") else None
+            by_class = of_its_class(problem) if found.values.get("by_class", 0.0) > 0.5 else None
             return self._toward_mean(by_class or problem, result, trust)
         if not found.values["explained"]:
             return result

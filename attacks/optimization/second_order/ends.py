@@ -30,7 +30,7 @@ HIDDEN = 1e-7
 """Of ‖r‖² at the mean, what errors may hide for one end to speak for itself: a wrong image may leave little more."""
 SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, in units of the noise."""
-BETWEEN = (0.5, 0.25, 0.75)
+BETWEEN = 0.5, 0.25, 0.75
 """Of the way from one end to another, where a ridge is looked for."""
 AGREE, MODES = 3, 4
 """Ends behind noise that come to the same place before no other start is tried, and places that are told apart."""
@@ -96,6 +96,7 @@ class Ends:
     Attributes:
         prior: of images, whose mean is what a search has without an update.
         found: of all starts so far, in their order.
+        agree: ends behind noise at one place that are enough.
     """
 
     problem: Problem
@@ -103,6 +104,7 @@ class Ends:
     prior: ImagePrior
     device: torch.device
     found: list[End] = field(default_factory=list)
+    agree: int = 2
 
     def add(self, x: Float[Tensor, " unknowns"], behind_best: bool = False) -> None:
         """Where a start ended, if ‖r‖² is finite there; in place of the best one where it began at that."""
@@ -149,13 +151,18 @@ class Ends:
             return self.explained or (near and self._alike(alone=0.0) >= SURE)
         if self.within_errors and self.hidden:
             return True
-        same = [end for end in self.found if end.cost <= self.best.cost + SAME and not self._apart(end, self.best)]
-        return len(same) >= (AGREE if self.plan.likely else 2)
+        least = self.best.cost + SAME + self._held
+        return sum(end.cost <= least and not self._apart(end, self.best) for end in self.found) >= self.agree
 
     @property
     def modes(self) -> list[End]:
-        """The best end, and others that a ridge of ‖r‖² sets apart, those that explain the most."""
-        found = list[End]()
+        """The best end, and others that a ridge of ‖r‖² sets apart, those that explain the most.
+
+        The best alone of images of one class, whose order differs from end to end.
+        """
+        found, labels = list[End](), self.problem.labels
+        if labels is not None and len(labels.unique()) < len(labels):
+            return [self.best]
         for end in sorted(self.found, key=lambda end: end.cost):
             if len(found) < MODES and all(self._apart(end, other) for other in found):
                 found.append(end)
@@ -165,15 +172,22 @@ class Ends:
         """Somewhere between them less is explained than at either."""
         if one is other:
             return False
-        ordered = _in_order_of(one.x, other.x, self.problem.labels) if self._pixels else other.x
+        ordered = other.x
+        if isinstance(self.problem.space, PixelSpace):
+            images = _in_order_of(self.plan.point(one.x), self.plan.point(other.x), self.problem.labels)
+            ordered = self.plan.unknowns(images)
         between = (torch.lerp(one.x, ordered, share) for share in BETWEEN)
         least = max(one.cost, other.cost) + SAME
         return not all(float(self.residual(x).square().sum()) <= least for x in between)
 
     @property
-    def _pixels(self) -> bool:
-        """Unknowns are images, one after the other."""
-        return isinstance(self.problem.space, PixelSpace) and not self.plan.white
+    def _held(self) -> int:
+        """Unknowns that other ends hold fixed and the best one does not: noise of one in ‖r‖² each."""
+        varied = self.plan.varied
+        if self.agree == 2 or varied is None:
+            return 0
+        within = varied.point(varied.unknowns(self.best.x))
+        return 0 if torch.allclose(within, self.best.x) else len(self.best.x) - varied.count
 
     @property
     def hidden(self) -> bool:
@@ -215,7 +229,8 @@ class Ends:
         floor = self.residual.floor
         if self.residual.before is None:
             return 2.0 * floor
-        return floor + len(self.best.x) + SPREAD * math.sqrt(2.0 * floor)
+        count = len(self.best.x) if self.found else len(self.plan.unknowns(self._mean))
+        return floor + count + SPREAD * math.sqrt(2.0 * floor)
 
     @property
     def _noise(self) -> float:

@@ -73,10 +73,12 @@ class LevenbergMarquardt(Settings, Search):
         if narrower.ends.found:
             named = 2.0 * math.log(problem.observation.num_classes)
             counted = shares([_unlikely(search), _unlikely(narrower) + named])
-        search.place, narrower.place = (1, 3), (2, 3)  # steps are over
-        found = [(one.result(), share) for one, share in zip((search, narrower), counted, strict=True) if share]
+        counting = [(one, share) for one, share in zip((search, narrower), counted, strict=True) if share]
+        for place, (one, _) in enumerate(counting, 3 - len(counting)):
+            one.place = place, 3  # steps are over
+        found = [(one.result(), share) for one, share in counting]
         steps = {"steps": float(len(search.rows) + len(narrower.rows))}
-        if all("predicted_psnr" in one.values for one, _ in found):  # means of posteriors
+        if all("draws" in one.values for one, _ in found):  # means of posteriors
             both = _mean(problem, found)
             return replace(both, values={**both.values, **steps, "by_class": counted[1]})
         likelier = max(found, key=lambda one: one[1])[0]
@@ -87,13 +89,18 @@ def _mean(problem: Problem, found: Sequence[tuple[BestCandidate, float]]) -> Bes
     """Of means of posteriors, by their shares; the rest is the likeliest one's."""
     first, unit = max(found, key=lambda one: one[1])[0], problem.observation.to_unit_range
     point = torch.stack([share * one.point for one, share in found]).sum(0)
-    images = problem.space.images(point[None])[0]
-    errors = (
-        share
-        * (10.0 ** (-one.values["predicted_psnr"] / 10.0) + float((unit(one.images) - unit(images)).square().mean()))
-        for one, share in found
-    )
-    return replace(first, images=images, point=point, values={**first.values, "predicted_psnr": psnr_of(sum(errors))})
+    images, values = problem.space.images(point[None])[0], dict(first.values)
+    values["trust"] = sum(share * one.values["trust"] for one, share in found)
+    predicted = [one.values.get("predicted_psnr", -math.inf) for one, _ in found]
+    if math.isfinite(min(predicted)):
+        apart = [float((unit(one.images) - unit(images)).square().mean()) for one, _ in found]
+        errors = zip(found, predicted, apart, strict=True)
+        values["predicted_psnr"] = psnr_of(
+            sum(share * (10.0 ** (-psnr / 10.0) + far) for (_, share), psnr, far in errors)
+        )
+    else:
+        values.pop("predicted_psnr", None)
+    return replace(first, images=images, point=point, values=values)
 
 
 def _unlikely(search: VictimSearch) -> float:

@@ -45,6 +45,7 @@ class Starts:
         seeds: of the starts that draw.
         warm_start: where a start comes near, and how much a point explains.
         most_public: images that are tried for each image of a batch.
+        hidden: errors of what was shared hide hardly any of what images tell.
     """
 
     problem: Problem
@@ -53,6 +54,7 @@ class Starts:
     seeds: Sequence[int]
     warm_start: WarmStart
     most_public: int
+    hidden: bool = False
 
     def of(self, kinds: Sequence[str]) -> Iterator[tuple[str, Callable[[], Float[Tensor, " n"] | None]]]:
         """In their order, each with what computes it; that gives None for a closed form that does not apply.
@@ -69,10 +71,11 @@ class Starts:
                 yield kind, self._closed_form
                 continue
             if kind == "public" and self._public_images is not None and self.warm_start.many_images is not None:
+                if self.hidden or not self.warm_start.plan.likely:
+                    yield "ensemble", self._gathered
                 if self.warm_start.plan.likely:
                     yield from (("likely", partial(self._likely, rank)) for rank in range(LIKELY))
                     continue
-                yield "ensemble", self._gathered
             if kind == "any_order":
                 yield kind, partial(self._any_order, public=True)
                 yield kind, partial(self._any_order, public=False)

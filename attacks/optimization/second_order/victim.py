@@ -13,7 +13,7 @@ from attacks.base import Frame
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, SearchTask
 from attacks.optimization.second_order import checkpoint
-from attacks.optimization.second_order.ends import SAME, End, Ends
+from attacks.optimization.second_order.ends import AGREE, SAME, End, Ends
 from attacks.optimization.second_order.posterior.mean import PosteriorMean
 from attacks.optimization.second_order.posterior.mixture import Modes
 from attacks.optimization.second_order.posterior.mode import STEPS as FOLLOWING
@@ -165,10 +165,12 @@ class VictimSearch:
     def _starts(self) -> tuple[Starts, list[tuple[str, Callable[[], Tensor | None]]]]:
         given = self.problem, self.task, self.plan, self.settings.steps, self.prior
         warm_start = WarmStart(*given, self._came_near, self.trail, self._keep)
-        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC)
+        hidden = bool(self.plan.likely) and self.ends.hidden
+        starts = Starts(self.problem, self.prior, self.task.device, self.seeds[:-1], warm_start, MOST_PUBLIC, hidden)
         planned = list(starts.of(self.settings.starts))
         if any(kind == "likely" for kind, _ in planned):
             planned.append(("best", self._best))
+            self.ends.agree = AGREE
         self.near_steps = warm_start.steps_of([kind for kind, _ in planned])
         return starts, planned
 

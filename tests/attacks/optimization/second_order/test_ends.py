@@ -60,8 +60,8 @@ def test_an_end_alone_is_taken_as_asked():
 def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_end():
     """Of what images explain, 2e4 of 3e4, the end leaves a twentieth, 6 above what errors allow."""
     residual = SimpleNamespace(before=lambda x: x, floor=1e4)
-    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], likely=())
-    ends = Ends(SimpleNamespace(count=1, space=None), plan, GaussianPrior(), torch.device("cpu"))
+    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], varied=None)
+    ends = Ends(SimpleNamespace(count=1, space=None, labels=None), plan, GaussianPrior(), torch.device("cpu"))
     ends.__dict__["least"] = 3e4
     ends.found = [End(11_100.0, torch.zeros(192))]
     assert ends.trust == 1.0
@@ -72,8 +72,8 @@ def test_what_noise_leaves_at_the_true_image_speaks_neither_for_nor_against_an_e
 @pytest.mark.parametrize(("least", "settled"), [(1e11, True), (1e8, False)])
 def test_behind_noise_an_end_within_its_errors_settles_what_they_hide_little_of(least, settled):
     residual = SimpleNamespace(before=lambda x: x, floor=1e4)
-    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], likely=())
-    ends = Ends(SimpleNamespace(count=1, space=None), plan, GaussianPrior(), torch.device("cpu"))
+    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], varied=None)
+    ends = Ends(SimpleNamespace(count=1, space=None, labels=None), plan, GaussianPrior(), torch.device("cpu"))
     ends.__dict__["least"] = least
     ends.found = [End(10_100.0, torch.zeros(192))]
     assert ends.settled == settled
@@ -81,13 +81,13 @@ def test_behind_noise_an_end_within_its_errors_settles_what_they_hide_little_of(
     assert not ends.settled
 
 
-def ends_of_waves(*places):
+def ends_of_waves(*places, agree=2):
     """Behind noise, of an update that each whole number explains."""
     zero, weights = torch.zeros(1, dtype=torch.float64), torch.full((1,), 100.0, dtype=torch.float64)
     residual = Residual(lambda x: (torch.sin(math.pi * x),), zero, weights, floor=1.0, before=lambda x: 0.1 * x)
-    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], likely=())
-    ends = Ends(SimpleNamespace(count=1, space=None), plan, GaussianPrior(), torch.device("cpu"))
-    ends.__dict__["least"] = 1e4
+    plan = SimpleNamespace(stages=[SimpleNamespace(residual=residual)], varied=None)
+    ends = Ends(SimpleNamespace(count=1, space=None, labels=None), plan, GaussianPrior(), torch.device("cpu"))
+    ends.__dict__["least"], ends.agree = 1e4, agree
     for place in places:
         ends.add(torch.tensor([place], dtype=torch.float64))
     return ends
@@ -98,6 +98,8 @@ def test_behind_noise_two_ends_without_a_ridge_between_them_settle_it():
     assert not ends_of_waves(0.0, 1.0).settled
     assert ends_of_waves(0.0, 1.0, 0.999, 0.001).settled
     assert not ends_of_waves(0.0).settled
+    assert not ends_of_waves(0.0, 0.001, 1.0, agree=3).settled
+    assert ends_of_waves(0.0, 0.001, 1.0, 0.002, agree=3).settled
 
 
 def test_modes_are_the_ends_that_ridges_set_apart_the_likeliest_first():
@@ -106,29 +108,44 @@ def test_modes_are_the_ends_that_ridges_set_apart_the_likeliest_first():
     assert [float(end.x) for end in ends_of_waves(3.0, 2.0, 1.0, 0.0, 4.0).modes] == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_images_of_one_class_in_another_order_are_no_other_mode(rng):
-    first, second = torch.randn(2, 48, generator=rng, dtype=torch.float64)
-    ends = ends_of_waves()
+def of_sums(labels, varied=None):
+    """Behind noise, of a batch that shares the sum of its images' squares."""
+    ends, square = ends_of_waves(), lambda x: (x.view(2, 48).square().sum(0),)
     weights = torch.full((48,), 100.0, dtype=torch.float64)
-    residual = Residual(  # a batch shares its mean, and the squares of its images'
-        lambda x: (x.view(2, 48).square().sum(0),),
-        first.square() + second.square(),
-        weights,
-        floor=1.0,
-        before=lambda x: x,
+    residual = Residual(square, torch.ones(48, dtype=torch.float64), weights, floor=1.0, before=lambda x: 0.01 * x)
+    ends.plan = SimpleNamespace(
+        stages=[SimpleNamespace(residual=residual)], varied=varied, point=lambda x: 2.0 * x, unknowns=lambda x: x / 2.0
     )
-    ends.plan.stages[0].residual, ends.plan.white = residual, False
-    ends.problem = SimpleNamespace(count=2, space=PixelSpace.__new__(PixelSpace), labels=torch.tensor([4, 4]))
-    for x in (torch.cat([first, second]), torch.cat([second, first])):
-        ends.add(x)
-    assert len(ends.modes) == 1
-    ends.problem.labels = torch.tensor([4, 5])
-    assert len(ends.modes) == 2
+    ends.problem = SimpleNamespace(count=2, space=PixelSpace.__new__(PixelSpace), labels=torch.tensor(labels))
+    return ends
 
 
-def test_what_goes_on_from_the_best_end_takes_its_place():
-    ends = ends_of_waves(1.0, 0.1)
-    ends.add(torch.tensor([0.999], dtype=torch.float64), behind_best=True)
-    assert [float(end.x) for end in ends.found] == [0.1, 0.999]
-    ends.add(torch.tensor([math.nan], dtype=torch.float64), behind_best=True)
-    assert [float(end.x) for end in ends.found] == [0.1, 0.999]
+def test_images_of_one_class_in_another_order_are_at_one_place_and_are_not_averaged(rng):
+    angle = 6.3 * torch.rand(48, generator=rng, dtype=torch.float64)
+    images = angle.cos(), angle.sin()
+    for labels, settled, modes in (([4, 4], True, 1), ([4, 5], False, 2)):
+        ends = of_sums(labels)
+        for order in ((0, 1), (1, 0)):
+            ends.add(torch.cat([images[place] for place in order]))
+        assert ends.settled == settled
+        assert len(ends.modes) == modes
+
+
+def test_an_end_in_all_unknowns_may_fit_noise_that_ends_by_what_varies_leave():
+    class Half:
+        """Of 96 unknowns the first 48."""
+
+        count = 48
+
+        def unknowns(self, x):
+            return x[:48]
+
+        def point(self, z):
+            return torch.cat([z, torch.zeros_like(z)])
+
+    for beyond, settled in ((0.05, True), (0.0, False)):
+        ends = of_sums([4, 5], Half())
+        ends.agree = 3
+        x = torch.cat([torch.ones(48), torch.full((48,), beyond)]).double()
+        ends.found = [End(0.0, x), *(End(40.0, Half().point(x[:48])) for _ in range(2))]
+        assert ends.settled == settled

@@ -191,3 +191,4 @@ def test_a_killed_search_goes_on_with_the_prior_that_it_was_at(model, patterns, 
     assert torch.equal(run(session).images, whole.images)
     assert session.told == sorted(session.told)
     assert there < at <= session.told[0] < session.told[-1] <= 1.0
+    assert session.told[-1] > 0.8

@@ -10,7 +10,7 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order.starts import LIKELY
 from attacks.optimization.second_order.victim import VictimSearch
 from attacks.session import Session
-from defenses import GradientNoise
+from defenses import GradientNoise, Half
 from tests.attacks.optimization.second_order.test_attack import psnr
 from tests.attacks.optimization.second_order.test_starts import digits as digits
 from tests.attacks.optimization.second_order.test_starts import trained_mlp
@@ -22,14 +22,15 @@ def mlp(digits):
     return trained_mlp(digits, 48)
 
 
-def observed(mlp, digits, count=1, noise=0.1):
+def observed(mlp, digits, count=1, defense=None):
     images, labels = digits
-    seen = fedsim.observe(mlp, images[:count], labels[:count], defense=[GradientNoise(relative_norm=noise)])
+    noise = [defense or GradientNoise(relative_norm=0.1)]
+    seen = fedsim.observe(mlp, images[:count], labels[:count], defense=noise)
     return seen.with_public_images(images[1000:1100], labels[1000:1100])
 
 
-def search_of(mlp, digits, cpu, session=None, **settings):
-    seen = observed(mlp, digits)
+def search_of(mlp, digits, cpu, session=None, defense=None, **settings):
+    seen = observed(mlp, digits, defense=defense)
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), digits[1][:1], Pixels(), {}, cpu)
     given = {"steps": 4, "starts": ("public",), "restarts": 1, "draws": 10} | settings
     task = SearchTask([problem], SquaredL2(), "gradient", Budget(frames=0, save_every=1), cpu, session or Session())
@@ -68,6 +69,18 @@ def test_other_starts_vary_all_pixels_from_the_first_step(mlp, digits, cpu, monk
     assert kinds_of(search_of(mlp, digits, cpu, starts=("mean",)), monkeypatch) == ["mean"]
 
 
+def test_where_hardly_anything_is_hidden_many_images_lead_first(mlp, digits, cpu, monkeypatch):
+    search = search_of(mlp, digits, cpu, defense=Half())
+    assert [kind for kind, _ in search._starts()[1]] == ["ensemble", *["likely"] * LIKELY, "best"]
+    assert kinds_of(search, monkeypatch)[:1] == ["ensemble"]
+
+
+def test_beside_another_start_three_ends_are_enough_too(mlp, digits, cpu, monkeypatch):
+    kinds = kinds_of(search_of(mlp, digits, cpu, starts=("mean", "public", "prior")), monkeypatch)
+    assert kinds[0] == "mean"
+    assert set(kinds[1:-1]) == {"likely"}
+
+
 @pytest.mark.parametrize("dies_in", ["likely", "best"])
 def test_a_killed_search_goes_on_with_the_same_bits(mlp, digits, cpu, monkeypatch, dies_in):
     whole, session = search_of(mlp, digits, cpu).run(), Kept(10**6)
@@ -89,7 +102,7 @@ def test_a_killed_search_goes_on_with_the_same_bits(mlp, digits, cpu, monkeypatc
 
 
 def test_a_batch_behind_noise_comes_nearer_than_a_guess(mlp, digits):
-    seen = observed(mlp, digits, count=2, noise=0.01)
+    seen = observed(mlp, digits, 2, GradientNoise(relative_norm=0.01))
     result = fedsim.attack(GaussNewton(starts=["public"], steps=4, draws=10, frames=0), seen)
     originals, guess = digits[0][:2].double(), seen.image_prior.mean.expand(2, -1, -1, -1)
     assert psnr(result.images.double(), originals) > psnr(guess, originals) + 3
