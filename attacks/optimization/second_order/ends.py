@@ -32,8 +32,8 @@ SAME = 4.0
 """By how much ‖r‖² of two starts may differ that ended at the same image, in units of the noise."""
 BETWEEN = 0.5, 0.25, 0.75
 """Of the way from one end to another, where a ridge is looked for."""
-AGREE, MODES = 3, 4
-"""Ends behind noise that come to the same place before no other start is tried, and places that are told apart."""
+LESS_LIKELY, MODES = 30.0, 4
+"""By how much more ‖r‖² ends may be modes beside the best one behind noise, and how many at most."""
 
 
 class End(NamedTuple):
@@ -96,7 +96,6 @@ class Ends:
     Attributes:
         prior: of images, whose mean is what a search has without an update.
         found: of all starts so far, in their order.
-        agree: ends behind noise at one place that are enough.
     """
 
     problem: Problem
@@ -104,7 +103,6 @@ class Ends:
     prior: ImagePrior
     device: torch.device
     found: list[End] = field(default_factory=list)
-    agree: int = 2
 
     def add(self, x: Float[Tensor, " unknowns"], behind_best: bool = False) -> None:
         """Where a start ended, if ‖r‖² is finite there; in place of the best one where it began at that."""
@@ -152,18 +150,20 @@ class Ends:
         if self.within_errors and self.hidden:
             return True
         least = self.best.cost + SAME + self._held
-        return sum(end.cost <= least and not self._apart(end, self.best) for end in self.found) >= self.agree
+        return sum(end.cost <= least and not self._apart(end, self.best) for end in self.found) > 1
 
     @property
     def modes(self) -> list[End]:
-        """The best end, and others that a ridge of ‖r‖² sets apart, those that explain the most.
+        """The best end, and others that explain about as much and that a ridge of ‖r‖² sets apart.
 
-        The best alone of images of one class, whose order differs from end to end.
+        How likely an end is that explains far less Laplace's method does not tell: it is no mode. The best alone of
+        images of one class, whose order differs from end to end.
         """
         found, labels = list[End](), self.problem.labels
         if labels is not None and len(labels.unique()) < len(labels):
             return [self.best]
-        for end in sorted(self.found, key=lambda end: end.cost):
+        least = self.best.cost + LESS_LIKELY + self._held
+        for end in sorted((end for end in self.found if end.cost <= least), key=lambda end: end.cost):
             if len(found) < MODES and all(self._apart(end, other) for other in found):
                 found.append(end)
         return found
@@ -184,7 +184,7 @@ class Ends:
     def _held(self) -> int:
         """Unknowns that other ends hold fixed and the best one does not: noise of one in ‖r‖² each."""
         varied = self.plan.varied
-        if self.agree == 2 or varied is None:
+        if not self.plan.likely or varied is None:
             return 0
         within = varied.point(varied.unknowns(self.best.x))
         return 0 if torch.allclose(within, self.best.x) else len(self.best.x) - varied.count

@@ -13,7 +13,7 @@ from attacks.base import Frame
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import BestCandidate, NotFiniteError, SearchTask
 from attacks.optimization.second_order import checkpoint
-from attacks.optimization.second_order.ends import AGREE, SAME, End, Ends
+from attacks.optimization.second_order.ends import SAME, End, Ends
 from attacks.optimization.second_order.posterior.mean import PosteriorMean
 from attacks.optimization.second_order.posterior.mixture import Modes
 from attacks.optimization.second_order.posterior.mode import STEPS as FOLLOWING
@@ -122,11 +122,16 @@ class VictimSearch:
                 kind, make = planned[self.number]
                 self._descend(kind, make, starts.warm_start)
                 self.near, self.stage, self.taken, self.state = 0, 0, 0, None
-                last = len(planned) - (planned[-1][0] == "best")
-                self.number = max(last, self.number + 1) if self.ends.settled else self.number + 1
+                self.number = self._next([kind for kind, _ in planned])
             self._keep()
             if not self.kept:
                 self._make_likely()
+
+    def _next(self, kinds: Sequence[str]) -> int:
+        """The number of the next start. Ends that agree say little of likely images, of which each may have its own."""
+        number = self.number + 1
+        over = self.told if "likely" in kinds[number : number + 1] else self.ends.settled
+        return max(number, len(kinds) - (kinds[-1] == "best")) if over else number
 
     def result(self) -> BestCandidate:
         """The best end, or the mean of what noise leaves.
@@ -170,7 +175,6 @@ class VictimSearch:
         planned = list(starts.of(self.settings.starts))
         if any(kind == "likely" for kind, _ in planned):
             planned.append(("best", self._best))
-            self.ends.agree = AGREE
         self.near_steps = warm_start.steps_of([kind for kind, _ in planned])
         return starts, planned
 

@@ -9,6 +9,7 @@ import fedsim
 from attacks.optimization import Budget, GaussNewton, LevenbergMarquardt, Pixels, SquaredL2
 from attacks.optimization.problem import make_problem
 from attacks.optimization.search.base import SearchTask
+from attacks.optimization.second_order import starts
 from attacks.optimization.second_order.ends import Ends
 from attacks.optimization.second_order.known_class import of_its_class
 from attacks.optimization.second_order.warm_start.ensemble import FEWEST
@@ -20,6 +21,11 @@ from tests.attacks.optimization.second_order.test_attack import psnr
 from tests.attacks.optimization.test_engine import Kept, KilledError
 
 CLASSES, EACH = 5, 30
+
+
+@pytest.fixture(autouse=True)
+def few_starts(monkeypatch):
+    monkeypatch.setattr(starts, "LIKELY", 3)
 
 
 @pytest.fixture(scope="module")
