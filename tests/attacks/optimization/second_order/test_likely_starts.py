@@ -16,7 +16,6 @@ from tests.attacks.optimization.second_order.test_starts import digits as digits
 from tests.attacks.optimization.second_order.test_starts import trained_mlp
 from tests.attacks.optimization.test_engine import Kept, KilledError
 
-
 LIKELY = 4
 
 
