@@ -155,7 +155,7 @@ class WarmStart:
 
         None behind noise too: errors that fit it explain it at any point.
         """
-        if self.free_errors is None or self.noisy:
+        if self.free_errors is None or self._noisy:
             return None
         labels, left = self.free_errors.labels(self._unknowns(point))
         return labels if left <= self._enough(self.free_errors.residual) else None
@@ -215,7 +215,7 @@ class WarmStart:
         ends: list[Float[Tensor, " n"]] = []
         for place, point in enumerate(points):
             end, enough = self._gone(f"race/{steps}/{place}", point, steps, 1.0, self._by_products)
-            if enough and not self.noisy:
+            if enough and not self._noisy:
                 return [end, *ends, *points[place + 1 :]], True
             ends.append(end)
         return self._ranked(ends), False
@@ -347,10 +347,10 @@ class WarmStart:
 
     def _enough(self, residual: Residual) -> float:
         """‖r‖² at which an update is explained; noise leaves its own energy and hardly more."""
-        return residual.floor if self.noisy else 2.0 * residual.floor
+        return residual.floor if self._noisy else 2.0 * residual.floor
 
     @property
-    def noisy(self) -> bool:
+    def _noisy(self) -> bool:
         """What was shared has errors of a known variance."""
         return self.plan.stages[-1].residual.before is not None
 
