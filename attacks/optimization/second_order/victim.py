@@ -271,7 +271,7 @@ class VictimSearch:
         """What has the low frequencies already varies all; others are brought near first, where J is not whole."""
         x = self.plan.unknowns(start)
         if kind == "closed_form" or self.near:
-            self.stage = sum(stage.partial for stage in self._stages(kind))
+            self.stage = sum(stage.partial for stage in self.plan.stages)
         elif not self.plan.whole and self.settings.first_order:
             x = first_order(self.plan.coarse, x.float(), self.settings.first_order).double()
         return LMState(x)

@@ -89,8 +89,8 @@ class WarmStart:
     def likely(self, points: Float[Tensor, "k n"], seed: int, most: int) -> list[Float[Tensor, " n"]]:
         """What many likely points tell together, then these, the least unlike that first; each as far as images vary.
 
-        By the first regression of an `Ensemble`, and what it knows of its own error: later ones count what the ones
-        before knew again, and are too sure. As they come where none can be made.
+        By the first regression of an `Ensemble`, and what it knows of its own error: later ones use what was shared
+        again and are too sure. In sorted order where none can be made.
 
         Args:
             most: that are returned.
