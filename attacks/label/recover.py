@@ -1,6 +1,7 @@
 """Which classes were in the batch, from the gradient of the classifier."""
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -29,9 +30,9 @@ RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corre
 MOST_LABELS = 100_000
 """A client may claim any number of examples, and each label is written down."""
 PROVABLE = 8
-"""Largest batch for which `auto` asks for a certificate: beyond it the search takes seconds."""
-PROOF_CANDIDATES = 12
-"""Where more counts are possible `auto` asks for no certificate: one in vain takes about a second."""
+"""Largest batch of which `auto` looks for the counts that alone explain the gradient: beyond it that takes seconds."""
+PROOF_CANDIDATES = 64
+"""Where more counts are possible `auto` tries none of them: seconds."""
 
 
 class RecoverLabels(Attack):
@@ -39,7 +40,7 @@ class RecoverLabels(Attack):
 
     Of changes by Adam `auto` and `bias_sign` read the signs (`labels_of_signs`), others are refused. Else `auto` takes
     `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain the gradient;
-    else, or where none are certified, `class_moments` with public images that the batch is like, then `bias_prior` with
+    else, or where none do, `class_moments` with public images that the batch is like, then `bias_prior` with
     auxiliary pictures and `bias_corrected` without.
     Where the bias has no shared gradient, or one of zero, the weight is read: `label_by_weight` for one example, `llg`
     for several. Where that has none either, public images tell: `nearest_public`.
@@ -195,14 +196,17 @@ def _ilrg(observation: Observation, bias_grad: Float[Tensor, "classes"], total: 
 
 
 def _proof(observation: Observation, total: int, rng: torch.Generator) -> Reconstruction | None:
-    """Certified labels, or None where the certificate does not apply or is not given."""
+    """Labels that alone explain the head's gradient, certified or not; None where there are none such."""
     if total > PROVABLE or head_is_exact(observation):
         return None
     try:
         found = features_of(observation, torch.device("cpu"), rng, PROOF_CANDIDATES)
     except NotApplicable:
         return None
-    return as_reconstruction(found) if found.certified else None
+    if found.certified or not found.alone:
+        return as_reconstruction(found) if found.certified else None
+    reason = f"no other of {found.possible} possible counts explains the head's gradient, or nearly; {found.reason}"
+    return as_reconstruction(replace(found, reason=reason))
 
 
 def _from_bias(observation: Observation, rule: str, bias_grad: Float[Tensor, "classes"], total: int) -> Reconstruction:

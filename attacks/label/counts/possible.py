@@ -33,18 +33,26 @@ def least_counts(
     return torch.tensor(least)
 
 
-def number_possible(least: Int[Tensor, "classes"], batch_size: int) -> int:
-    """How many count vectors of the batch have at least those; 0 where they exceed it."""
-    left = batch_size - int(least.sum())
-    return comb(left + len(least) - 1, left) if left >= 0 else 0
+def number_possible(least: Int[Tensor, "classes"], batch_size: int, among: Int[Tensor, "some"] | None = None) -> int:
+    """How many count vectors of the batch have at least those; 0 where they exceed it.
+
+    Args:
+        among: classes that no other example is of; None: all.
+    """
+    left, classes = batch_size - int(least.sum()), len(least) if among is None else len(among)
+    if left < 0 or (among is not None and int(least[among].sum()) < int(least.sum())):
+        return 0
+    return comb(left + classes - 1, left) if classes else int(left == 0)
 
 
-def possible_counts(least: Int[Tensor, "classes"], batch_size: int) -> Iterator[Int[Tensor, "classes"]]:
+def possible_counts(
+    least: Int[Tensor, "classes"], batch_size: int, among: Int[Tensor, "some"] | None = None
+) -> Iterator[Int[Tensor, "classes"]]:
     """All of them, each once: `number_possible` vectors."""
-    left = batch_size - int(least.sum())
-    if left < 0:
+    if not number_possible(least, batch_size, among):
         return
-    for chosen in combinations_with_replacement(range(len(least)), left):
+    classes = range(len(least)) if among is None else among.tolist()
+    for chosen in combinations_with_replacement(classes, batch_size - int(least.sum())):
         yield least + torch.bincount(torch.tensor(chosen, dtype=torch.long), minlength=len(least))
 
 

@@ -1,11 +1,14 @@
 """Counts that a head's gradient itself confirms, with the feature of every example.
 
-The gradient of the bias leaves some counts possible, and no others (`attacks.label.counts.possible`). Each of them
-leaves a small system of equations for the features (`attacks.label.head.system`), which the right ones solve up to the
-rounding of the gradient. That a wrong one does not is not taken for granted: all of them are tried.
+The gradient of the bias leaves some counts possible, and no others (`attacks.label.counts.possible`); that of the
+weight no class without a direction of its own in it. Each of them leaves a small system of equations for the features
+(`attacks.label.head.system`), which the right ones solve up to the rounding of the gradient. That a wrong one does not
+is not taken for granted: all of them are tried.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from attacks.label.counts.possible import least_counts, nearest_possible, number_possible, possible_counts
 from attacks.label.head.system import HeadSystem, feature_error, head_system, solve_rows
+from attacks.label.rules.membership import SLACK, negative_alone
 
 TOLERANCE = 32.0
 """Residuals accepted, in roundings of the shared gradient (right counts leave 1 … 30)."""
@@ -22,15 +26,27 @@ VISIBLE = 1000.0
 """An example must contribute this multiple of the tolerance, or one more or less could not be told."""
 MARGIN = 100.0
 """Other counts must miss the gradient by this multiple of the tolerance, and of what the certified ones miss it by."""
-FULL_RANK = 100.0
-"""So many tolerances the gradient's B-th singular value must have for features to lie in its row space."""
+CLEAR = 10.0
+"""The same for labels that are named without a certificate."""
+FULL_RANK, SEEN = 100.0, 3.0
+"""So many tolerances the gradient's B-th singular value must have for features to lie in its row space, and for counts
+to be told from others, uncertified."""
 MAX_FEATURE_ERROR = 0.1
 """Where features are less certain than this the equations are too flat to tell counts apart."""
 REACHED = 0.5
 """Share of the starts that must come to the solution: one that few find tells that others may have been missed."""
 CHUNK = 16
-QUICK, FIRST, LONG = (4, 60), (6, 200), (12, 600)
-"""Starts and iterations where nothing can be certified, for each possible counts, and for what is not settled then."""
+QUICK, FIRST, LONG = 60, 200, 600
+"""Iterations where nothing can be told, for each possible counts, and for what is not settled then."""
+MOST_ROUNDS, ROUNDS_OF_ONE = 16, 2304
+"""How often all possible counts are tried while none explains the gradient: the second over their number and over the
+square of the number of examples."""
+MOST_CLASSES = 128
+"""For each of which is asked whether it may be in the batch, by a linear programme."""
+QUICK_STARTS, FEWEST_STARTS, MOST_STARTS, STARTS_OF_ONE = 4, 6, 48, 768
+"""Where nothing can be told; else for each counts: the last over the square of the number of examples."""
+SOLVABLE = 5e-3
+"""Tolerance up to which counts are told from others, though not certified: float32 rounds errors of a thousandth so."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class CountCertificate:
         labels: sorted; the order of `features`' rows, which are in no order within a class.
         features: the input of the head for each example, float64.
         residual: ‖(1/B) Rᵀ[H, 1] - G‖ / ‖G‖ at `counts`.
-        possible: count vectors that the gradient of the bias leaves.
+        possible: count vectors that the gradient leaves.
         tried: those for which the residual was computed.
         next: the least residual of all others; infinite where there are none.
         tolerance: what the residual had to fall below.
@@ -50,6 +66,7 @@ class CountCertificate:
         feature_error: how far off a feature may be, relative to its size, to first order: what is certified are the
             counts; images that the head scores nearly alike leave their features open.
         reason: what the certificate says, or why there is none.
+        settled: the search for features of all others.
     """
 
     counts: Int[Tensor, "classes"]
@@ -65,6 +82,13 @@ class CountCertificate:
     condition: float
     feature_error: float
     reason: str
+    settled: bool
+
+    @property
+    def alone(self) -> bool:
+        """No other counts that were tried explain the gradient, or nearly: right mostly, certified or not."""
+        clear = self.next >= CLEAR * max(self.tolerance, self.residual)
+        return self.residual < self.tolerance and clear and self.settled and self.tried == self.possible
 
 
 def certify_counts(
@@ -103,30 +127,31 @@ def certify_counts(
     system = head_system(weights, gradient, batch_size, eps)
     tolerance = max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * system.outside)
     least = least_counts(bias_grad, batch_size, label_smoothing, max(bias_rounding, tolerance * float(gradient.norm())))
-    possible = number_possible(least, batch_size) - int(excluded is not None and bool((excluded >= least).all()))
-    refusal = ""
-    if tolerance > MAX_TOLERANCE:
-        refusal = f"{system.outside:.2g} of the gradient is no head's gradient of {batch_size} examples: perturbed"
-    elif possible < 1:
-        refusal = "no counts are possible: the bias's gradient is no batch's of this size"
-    elif possible > max_candidates:
-        refusal = f"{possible} count vectors are possible: more than the {max_candidates} that are tried"
-    elif possible > 1 and system.smallest < FULL_RANK * tolerance:
-        refusal = f"{possible} count vectors are possible, and examples that depend on each other leave features open"
+    by_bias = number_possible(least, batch_size)
+    among = _present(system, least, batch_size, tolerance) if label_smoothing == 0.0 and by_bias > 1 else None
+    possible = number_possible(least, batch_size, among)
+    possible -= int(excluded is not None and _is_one(excluded, least, among))
+    refusal = _unsolvable(system, batch_size, possible, max_candidates, tolerance)
     search = _Search(system, label_smoothing, tolerance, rng)
     others: list[_Found] = []
     if refusal:
-        best = search.solved([nearest_possible(start_counts, least, batch_size)], QUICK)[0]
+        best = search.solved([nearest_possible(start_counts, least, batch_size)], QUICK_STARTS, QUICK)[0]
     else:
-        found = (n for n in possible_counts(least, batch_size) if excluded is None or not torch.equal(n, excluded))
+        every = possible_counts(least, batch_size, among)
+        found = (n for n in every if excluded is None or not torch.equal(n, excluded))
         best, others = search.run(sorted(found, key=lambda n: float((n - start_counts).square().sum())))
+        if tolerance > MAX_TOLERANCE:
+            refusal = _perturbed(system, batch_size)
+        elif by_bias > 1 and system.smallest < FULL_RANK * tolerance:
+            refusal = _open(by_bias)
     residual = max(best.residual, system.outside)
     error = feature_error(system, best.rows, best.errors, max(residual, eps))
     refusal = refusal or _doubt(best, others, residual, error, tolerance)
     following = min((one.residual for one in others), default=float("inf"))
     says = f"the only ones of {possible} possible counts that explain the head's gradient"
     if possible == 1:
-        says = "the only counts possible, and features exist that give the head's gradient"
+        by = "" if by_bias == 1 else f" of {by_bias} by the bias, where the head's gradient leaves each its class"
+        says = f"the only counts possible{by}, and features exist that give the head's gradient"
     return CountCertificate(
         counts=best.counts,
         labels=best.labels,
@@ -141,7 +166,57 @@ def certify_counts(
         condition=system.condition,
         feature_error=error,
         reason=refusal or says,
+        settled=all(one.settled for one in others),
     )
+
+
+def _present(
+    system: HeadSystem, least: Int[Tensor, "classes"], batch_size: int, tolerance: float
+) -> Int[Tensor, "some"] | None:
+    """Classes that may be in the batch at all: p - y of each example lies in G's column space, negative at y alone.
+
+    None where that space says nothing, as examples depend on each other or are as many as hold every class, and where
+    classes are so many that asking for each takes seconds. An error of `tolerance` turns p - y in that space by as much
+    over the least singular value, of a length of √2 at most where p - y is -1 at y.
+    """
+    classes, rank = system.target.shape
+    if rank < batch_size or rank >= classes - 1 or classes > MOST_CLASSES:
+        return None
+    if tolerance > SOLVABLE or system.smallest < SEEN * tolerance:
+        return None
+    angle = math.sqrt(2.0) * tolerance / system.smallest
+    space = system.target / system.target.norm(dim=0)
+    return negative_alone(space, max(SLACK, angle / (1.0 - angle)), least.nonzero().flatten())
+
+
+def _is_one(counts: Int[Tensor, "classes"], least: Int[Tensor, "classes"], among: Int[Tensor, "some"] | None) -> bool:
+    """Of the possible counts."""
+    more = counts - least
+    return bool((more >= 0).all()) and (among is None or int(more[among].sum()) == int(more.sum()))
+
+
+def _unsolvable(system: HeadSystem, batch_size: int, possible: int, most: int, tolerance: float) -> str:
+    """Why no counts can be told from others; empty where they can be tried."""
+    if tolerance > SOLVABLE:
+        return _perturbed(system, batch_size)
+    if possible < 1:
+        return "no counts are possible: the head's gradient is no batch's of this size"
+    if possible > most:
+        return f"{possible} count vectors are possible: more than the {most} that are tried"
+    return _open(possible) if possible > 1 and system.smallest < SEEN * tolerance else ""
+
+
+def _open(possible: int) -> str:
+    return f"{possible} count vectors are possible, and examples that depend on each other leave features open"
+
+
+def _perturbed(system: HeadSystem, batch_size: int) -> str:
+    return f"{system.outside:.2g} of the gradient is no head's gradient of {batch_size} examples: perturbed"
+
+
+def number_of_starts(batch_size: int) -> int:
+    """Of the solver for counts of so many examples, in whose number the time of each grows faster than this falls."""
+    return min(MOST_STARTS, max(FEWEST_STARTS, STARTS_OF_ONE // batch_size**2))
 
 
 def _doubt(best: "_Found", others: list["_Found"], residual: float, error: float, tolerance: float) -> str:
@@ -195,15 +270,22 @@ class _Search:
 
     def run(self, candidates: list[Int[Tensor, "classes"]]) -> tuple[_Found, list[_Found]]:
         """The one that explains the gradient best, and the others; fewer where two are seen to explain it."""
-        found: list[_Found] = []
-        for start in range(0, len(candidates), CHUNK):
-            found += self.solved(candidates[start : start + CHUNK], FIRST, every=len(candidates) > 1)
-            if self.undecided(found):
+        starts = number_of_starts(int(candidates[0].sum()))
+        rounds = ROUNDS_OF_ONE // (len(candidates) * int(candidates[0].sum()) ** 2)
+        found = list[_Found]()
+        for number in range(max(1, min(MOST_ROUNDS, rounds))):
+            before, found = found, list[_Found]()
+            for start in range(0, len(candidates), CHUNK):
+                found += self.solved(candidates[start : start + CHUNK], starts, FIRST, every=len(candidates) > 1)
+                if self.undecided(found):
+                    break
+            found = [_nearer(*pair, number) for pair in zip_longest(found, before)]
+            best = min(found, key=lambda one: one.residual)
+            if best.residual < self.tolerance:
                 break
-        best = min(found, key=lambda one: one.residual)
         if best.residual >= self.tolerance:
-            again = self.solved([best.counts], LONG, every=len(candidates) > 1)[0]
-            best = min(best, again, key=lambda one: one.residual)
+            again = self.solved([best.counts], 2 * starts, LONG, every=len(candidates) > 1)[0]
+            best = _nearer(again, best, number + 1)
         others = [one for one in found if one.counts is not best.counts]
         if best.residual < self.tolerance and not self.undecided([best, *others]):
             others = self.closer(best, others)
@@ -211,14 +293,14 @@ class _Search:
 
     def closer(self, best: _Found, others: list[_Found]) -> list[_Found]:
         """Each of the others again from where `best` is, longer where it had not settled."""
-        result: list[_Found] = []
-        for effort, settled in ((FIRST, True), (LONG, False)):
+        result, starts = list[_Found](), 2 * number_of_starts(len(best.labels))
+        for iterations, settled in ((FIRST, True), (LONG, False)):
             group = [one for one in others if one.settled == settled]
             for start in range(0, len(group), CHUNK):
                 if self.undecided([best, *result]):
                     return result + group[start:]
                 part = group[start : start + CHUNK]
-                again = self.solved([one.counts for one in part], (1 if settled else effort[0], effort[1]), best)
+                again = self.solved([one.counts for one in part], 1 if settled else starts, iterations, best)
                 result += [
                     old if old.residual < new.residual and new.settled else new
                     for old, new in zip(part, again, strict=True)
@@ -226,12 +308,13 @@ class _Search:
         return result
 
     def undecided(self, found: list[_Found]) -> bool:
-        return sum(one.residual < MARGIN * self.tolerance for one in found) > 1
+        return sum(one.residual < CLEAR * self.tolerance for one in found) > 1
 
     def solved(
         self,
         group: list[Int[Tensor, "classes"]],
-        effort: tuple[int, int],
+        starts: int,
+        iterations: int,
         near: _Found | None = None,
         every: bool = False,
     ) -> list[_Found]:
@@ -239,8 +322,8 @@ class _Search:
         classes = torch.arange(len(group[0]))
         labels = torch.stack([torch.repeat_interleave(classes, counts) for counts in group])
         first = None if near is None else torch.stack([near.rows[_matched(near.labels, one)] for one in labels])
-        enough = 0.1 * self.tolerance
-        solution = solve_rows(self.system, labels, self.label_smoothing, *effort, enough, self.rng, first, every)
+        enough, given = 0.1 * self.tolerance, (self.system, labels, self.label_smoothing)
+        solution = solve_rows(*given, starts, iterations, enough, self.rng, first, every)
         result = []
         for index, counts in enumerate(group):
             rows, errors = solution.rows[index], solution.errors[index]
@@ -250,6 +333,12 @@ class _Search:
             settled, least = bool(solution.settled[index]), float(contribution.min())
             result.append(_Found(counts, labels[index], features, left, least, settled, share, rows, errors))
         return result
+
+
+def _nearer(new: _Found | None, old: _Found | None, rounds: int) -> _Found:
+    """Of two solutions of the same counts, or of the one that there is, by starts of one more than so many rounds."""
+    one = min((one for one in (new, old) if one is not None), key=lambda one: one.residual)
+    return replace(one, share=one.share / (rounds + 1)) if one is new else one
 
 
 def _matched(labels: Int[Tensor, "batch"], wanted: Int[Tensor, "batch"]) -> list[int]:

@@ -4,11 +4,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.counts.residual import FIRST, LONG, MAX_TOLERANCE, TOLERANCE, joined
+from attacks.label.counts.residual import FIRST, LONG, ROUNDS_OF_ONE, TOLERANCE, joined, number_of_starts
 from attacks.label.head.system import head_system, solve_rows
 
 MAX_BATCH_SIZE = 16
 """Time grows as the sixth power of the number of images."""
+CLEAN = 1e-3
+"""Tolerance, in units of the gradient, above which errors are not taken for known."""
+MANY = 16
+"""Times the starts, at most, where none of the first found the errors: of trained models few do."""
 
 
 def head_errors(
@@ -18,7 +22,7 @@ def head_errors(
     label_smoothing: float | int,
     eps: float,
     rng: torch.Generator,
-) -> Float[Tensor, "batch classes"] | None:
+) -> tuple[Float[Tensor, "batch classes"], float] | None:
     """p - y of each image, in the order of the labels; of those with one label in any order.
 
     The mean gradient gives them in sum alone. That they are the errors of features which the classifier reads settles
@@ -31,19 +35,20 @@ def head_errors(
         rng: draws the starts of the solver.
 
     Returns:
-        None where no features explain the gradients with these labels, or errors that depend on each other leave them
-        open.
+        The errors, and how far the rounding of the gradients may have turned them, relatively, to first order. None
+        where no features explain the gradients with these labels, or errors that depend on each other leave them open.
     """
     classes, width = weights[0].shape
     if len(labels) > min(classes - 1, width, MAX_BATCH_SIZE):
         return None
     system = head_system(joined(*weights), joined(*gradients), len(labels), eps)
     tolerance = max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * system.outside)
-    if tolerance > MAX_TOLERANCE or len(system.basis) < len(labels):
+    if tolerance > CLEAN or len(system.basis) < len(labels):
         return None
-    order = labels.cpu()[None]
-    for effort in (FIRST, LONG):
+    order, starts = labels.cpu()[None], number_of_starts(len(labels))
+    many = starts * min(MANY, max(2, ROUNDS_OF_ONE // len(labels) ** 2))
+    for effort in ((starts, FIRST), (many, LONG)):
         found = solve_rows(system, order, float(label_smoothing), *effort, 0.1 * tolerance, rng)
         if float(found.residual[0]) < tolerance:
-            return found.errors[0]
+            return found.errors[0], max(eps, system.outside) / system.smallest
     return None

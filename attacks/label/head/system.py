@@ -14,6 +14,10 @@ from torch import Tensor
 
 STARTS = ((0.0, 0.3), (0.9, 0.1), (0.0, 1.0), (0.5, 0.3))
 """In turn: how sure of a drawn class an example is taken to be, and how far apart the examples are set, relatively."""
+LEAST_ERROR, MOST_ERROR = 1e-6, 0.9
+"""Of an example that is taken for one of which the model is sure, and rightly."""
+ELSEWHERE = 0.02
+"""Of the mean error, what any other class is given of such an example's at least."""
 WINDOW, STILL = 20, 0.9
 """A start has settled where its squared residual fell by less than a tenth in so many iterations."""
 
@@ -112,7 +116,9 @@ def solve_rows(
     classes = len(system.target)
     targets = torch.nn.functional.one_hot(labels, classes).double()
     targets = (1.0 - label_smoothing) * targets + label_smoothing / classes
-    free = _initial(system, targets, starts, rng)
+    sure = starts // 2
+    free = torch.cat([_unsure(system, targets, starts - sure, rng), _sure(system, targets, sure, rng)], dim=1)
+    free = free.flatten(0, 1)
     if first is not None:
         given = (first - system.origin) @ system.directions
         given = given + 1e-3 * given.norm(dim=(1, 2), keepdim=True) * _noise(given, rng)
@@ -209,15 +215,14 @@ def _evaluate(
     return rows, errors, errors.transpose(1, 2) @ rows - system.target
 
 
-def _initial(
+def _unsure(
     system: HeadSystem, targets: Float[Tensor, "problems batch classes"], starts: int, rng: torch.Generator
-) -> Float[Tensor, "starts batch free"]:
+) -> Float[Tensor, "problems starts batch free"]:
     """As if every example had the batch's mean softmax, which counts and ∂L/∂b give, or in turn were surer of a class
     drawn from it, as a trained model is; then apart at random: examples of one class would begin as one and stay it.
     """
     problems, batch, _ = targets.shape
-    bias_grad = system.target @ system.basis[:, -1] / batch
-    mean_probs = (bias_grad + targets.mean(dim=1)).clamp(min=1e-4)
+    mean_probs = (_total(system) / batch + targets.mean(dim=1)).clamp(min=1e-4)
     mean_probs = mean_probs / mean_probs.sum(dim=1, keepdim=True)
     kinds = [STARTS[number % len(STARTS)] for number in range(starts)] * problems
     sure, apart = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in zip(*kinds, strict=True))
@@ -225,11 +230,41 @@ def _initial(
     drawn = torch.multinomial(mean_probs, batch, replacement=True, generator=rng)
     drawn = torch.nn.functional.one_hot(drawn, targets.shape[2])
     errors = (1.0 - sure) * mean_probs[:, None] + sure * drawn - targets
-    rows = torch.linalg.pinv(errors.transpose(1, 2), rtol=1e-6) @ system.target
-    free = (rows - system.origin) @ system.directions
+    free = _free(system, errors)
     size = free.norm(dim=2, keepdim=True).mean(dim=1, keepdim=True) / max(1, free.shape[2]) ** 0.5
     started: Tensor = free + apart * size * _noise(free, rng)
-    return started
+    return started.view(problems, starts, *free.shape[1:])
+
+
+def _sure(
+    system: HeadSystem, targets: Float[Tensor, "problems batch classes"], starts: int, rng: torch.Generator
+) -> Float[Tensor, "problems starts batch free"]:
+    """As if the model were sure of each example's own label: its error is what ∂L/∂b tells of that class in all, and
+    goes to the other classes as there; both but for factors drawn for each example.
+    """
+    problems, total = len(targets), _total(system)
+    label = targets.argmax(dim=2).repeat_interleave(starts, dim=0)
+    own = torch.nn.functional.one_hot(label, targets.shape[2]).double()
+    each = (total.abs() / own.sum(dim=1).clamp(min=1.0)).gather(1, label).clamp(min=LEAST_ERROR)
+    size = (each * _noise(each, rng).exp()).clamp(max=MOST_ERROR)
+    others = (
+        (total.clamp(min=0.0) + ELSEWHERE * total.abs().mean() + LEAST_ERROR) * _noise(own, rng).exp() * (1.0 - own)
+    )
+    errors = size[:, :, None] * (others / others.sum(dim=2, keepdim=True) - own)
+    free = _free(system, errors)
+    return free.view(problems, starts, *free.shape[1:])
+
+
+def _total(system: HeadSystem) -> Float[Tensor, "classes"]:
+    """B ∂L/∂b, the errors of all examples together."""
+    return system.target @ system.basis[:, -1]
+
+
+def _free(system: HeadSystem, errors: Float[Tensor, "starts batch classes"]) -> Float[Tensor, "starts batch free"]:
+    """The unknowns that explain G the best with these errors."""
+    rows = torch.linalg.pinv(errors.transpose(1, 2), rtol=1e-6) @ system.target
+    free: Tensor = (rows - system.origin) @ system.directions
+    return free
 
 
 def _noise(like: Tensor, rng: torch.Generator) -> Tensor:

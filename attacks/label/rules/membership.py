@@ -6,6 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 SLACK = 1e-5
+INFEASIBLE = 2
+"""Of SciPy's linear programmes."""
 
 
 def rlg(
@@ -33,17 +35,28 @@ def rlg(
     rank = int((values[:batch_size] > 100 * eps * values[0]).sum())
     if rank >= len(left) - 1:
         raise ValueError(f"a gradient of rank {rank} for {len(left)} classes separates each of them")
-    space = left[:, :rank].numpy()
-    return torch.tensor([c for c in range(len(space)) if _separable(space, c)], dtype=torch.int64)
+    return negative_alone(left[:, :rank], SLACK)
 
 
-def _separable(space: Float[np.ndarray, "classes rank"], label: int) -> bool:
-    """Is there r with space[label]·r <= -1 and space[j]·r >= 0, up to rounding, for every other j?"""
+def negative_alone(
+    space: Float[Tensor, "classes rank"], slack: float, sure: Int[Tensor, "some"] | None = None
+) -> Int[Tensor, "labels"]:
+    """The classes at which some vector of the columns' span is negative, and at no other by more than `slack` of it.
+
+    Args:
+        sure: classes that need not be asked.
+    """
+    found, known = space.detach().double().cpu().numpy(), set() if sure is None else set(sure.tolist())
+    return torch.tensor([c for c in range(len(found)) if c in known or _separable(found, c, slack)], dtype=torch.int64)
+
+
+def _separable(space: Float[np.ndarray, "classes rank"], label: int, slack: float) -> bool:
+    """Is there r with space[label]·r <= -1 and space[j]·r >= -slack for every other j? Unless there is none."""
     from scipy.optimize import linprog
 
     above = -space
     above[label] = space[label]
-    limits = np.full(len(space), SLACK)
+    limits = np.full(len(space), slack)
     limits[label] = -1.0
     found = linprog(np.zeros(space.shape[1]), A_ub=above, b_ub=limits, bounds=(None, None), method="highs")
-    return bool(found.status == 0)
+    return bool(found.status != INFEASIBLE)

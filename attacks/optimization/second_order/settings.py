@@ -13,13 +13,13 @@ class Settings:
     """What a second-order search tries, and how long.
 
     Attributes:
-        steps: of each start, at most; as many come near before from a public image, twice as many where the order of
-            patches is open.
+        steps: of each start, at most; as many come near before from public images.
         starts: what is tried, in this order: `closed_form` (of the first closed form that applies), `public` (of the
-            server's own images those whose update is the likest; behind noise, with J whole and the errors of logits
-            known, those that all together take for likely), `any_order` (the likest, then the mean, with the places of
-            patches searched for as well), `mean`, `prior` (a draw of it).
-        restarts: how many public images and draws of the prior are tried; where they are taken for likely, sixteen.
+            server's own images where many lead together, then those whose update is the likest; behind noise, with J
+            whole and the errors of logits known, those that all together take for likely), `mean`, `prior` (a draw of
+            it).
+        restarts: how many draws of many public images, single ones and draws of the prior are tried; where they are
+            taken for likely, sixteen.
         prior: of images: for starts, for what a narrow model does not read of them or an update hardly tells, and
             behind noise for the result. None: that of public images where the server has any, behind noise of those
             of the label's class too, else a smooth one around gray.

@@ -20,17 +20,20 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.residual import shape_of
 from attacks.optimization.second_order.warm_start import RACERS, WarmStart
+from attacks.optimization.second_order.warm_start.ensemble import FEWEST
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
 
 logger = getLogger(__name__)
 
 CLOSED_FORMS: tuple[type[Attack], ...] = (PatchGradient, RowSpace, FirstBlock)
-STARTS = ("closed_form", "public", "any_order", "mean", "prior")
+STARTS = ("closed_form", "public", "mean", "prior")
 HALF_PRECISION = 0.02
 """Relative residual of `patch_gradient` that still is rounding: bfloat16 leaves 2e-3, noise of 1e-3 of the norm 1."""
 LIKELY = 16
 """Likely images from which a search behind noise starts one after the other."""
+PART = 0.75
+"""Of the public images, for another draw of them."""
 SWEEPS = 2
 """Of the choice of public images for a batch of several."""
 MEAN_NOISE = 0.05
@@ -72,14 +75,11 @@ class Starts:
                 continue
             if kind == "public" and self._public_images is not None and self.warm_start.many_images is not None:
                 if self.hidden or not self.warm_start.plan.likely:
-                    yield "ensemble", self._gathered
+                    draws = len(self.seeds) if self.warm_start.plan.whole and not self.hidden else 1
+                    yield from (("ensemble", partial(self._gathered, rank)) for rank in range(draws))
                 if self.warm_start.plan.likely:
                     yield from (("likely", partial(self._likely, rank)) for rank in range(LIKELY))
                     continue
-            if kind == "any_order":
-                yield kind, partial(self._any_order, public=True)
-                yield kind, partial(self._any_order, public=False)
-                continue
             for rank, seed in enumerate(self.seeds[: 1 if kind == "mean" else None]):
                 yield kind, partial(self._near, rank) if kind == "public" else partial(self._drawn, kind, seed)
 
@@ -107,20 +107,15 @@ class Starts:
         noise = MEAN_NOISE * torch.randn(shape, generator=rng, dtype=torch.float64)
         return self._as_point(self.prior.centre(shape) + noise)
 
-    def _any_order(self, public: bool) -> Tensor | None:
-        """From the nearest public image, whose patches stand about right; or from the mean, where nothing does."""
-        start = self._nearest(0) if public else self._drawn("mean", self.seeds[0])
-        return None if start is None else self.warm_start.in_any_order(start, fading=public)
-
     def _near(self, rank: int) -> Tensor | None:
         """From public images towards the client's, those first from which a few steps explain the most."""
         raced = self._raced_on if rank and self.warm_start.plan.whole else self._raced
         return self.warm_start.in_order(raced[rank], str(rank)) if rank < len(raced) else None
 
-    def _gathered(self) -> Tensor | None:
-        """From many public images together."""
-        found = self.warm_start.gathered(self._many_points, self.seeds[0])
-        return None if found is None else self.warm_start.in_order(found, "ensemble")
+    def _gathered(self, rank: int) -> Tensor | None:
+        """From many public images together, others for each rank."""
+        found = self.warm_start.gathered(self._many_points(rank), self.seeds[rank], str(rank))
+        return None if found is None else self.warm_start.in_order(found, f"ensemble/{rank}")
 
     def _likely(self, rank: int) -> Tensor | None:
         """What many public images tell together, or one that may well be the client's by that.
@@ -132,17 +127,17 @@ class Starts:
 
     @cached_property
     def _likely_points(self) -> list[Float[Tensor, " n"]]:
-        return self.warm_start.likely(self._many_points, self.seeds[0], LIKELY)
+        return self.warm_start.likely(self._many_points(0), self.seeds[0], LIKELY)
 
-    @property
-    def _many_points(self) -> Float[Tensor, "k n"]:
+    def _many_points(self, rank: int) -> Float[Tensor, "k n"]:
         """Public images; of a batch's images each from one of its own."""
         images, count, many = self._public_images, self.problem.count, self.warm_start.many_images
         assert images is not None, "they have a kind of start"
         assert many is not None, "they have a kind of start"
-        rng = torch.Generator().manual_seed(self.seeds[0])
+        rng = torch.Generator().manual_seed(self.seeds[rank])
         if count == 1:
-            chosen = torch.randperm(len(images), generator=rng)[: many.most, None]
+            most = many.most if rank == 0 else max(FEWEST, int(PART * min(many.most, len(images))))
+            chosen = torch.randperm(len(images), generator=rng)[:most, None]
         else:
             chosen = torch.randint(len(images), (many.most, count), generator=rng).unique(dim=0)
         return torch.stack([self._as_point(images[one].double()) for one in chosen])

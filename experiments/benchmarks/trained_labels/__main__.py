@@ -13,6 +13,8 @@ from pathlib import Path
 from experiments.studies.harness.options import parsed
 
 STEPS = (0, 60, 200, 400, 1000)
+SIZES = (8, 32, 64)
+LOCAL = (5, 20)
 
 
 def _arguments() -> argparse.Namespace:
@@ -20,6 +22,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cifar10", type=Path, help="folder with train/ and val/ of ten class folders; none: digits")
     parser.add_argument("--batches", type=int, default=40, help="batches for each cell")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="of training")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="images in an update")
+    parser.add_argument("--local", type=int, nargs="*", default=LOCAL, help="local steps, of the first size")
     parser.add_argument("--lr", type=float, default=0.05, help="of local steps")
     parser.add_argument("--out", type=Path, default=Path("runs/trained_labels"), help="folder of trained_labels.md")
     return parsed(parser)

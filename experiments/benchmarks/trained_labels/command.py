@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.label.counts.possible import least_counts
+from attacks.label.counts.residual import certify_counts
 from attacks.label.public_images.counts import MAX_MISFIT
 from attacks.label.public_images.drift import drifted_counts
 from attacks.label.public_images.moments import ClassMoments, class_moments, fit_counts
+from attacks.label.recover import PROVABLE
 from attacks.label.rules import basic, counting
 from experiments.benchmarks.heads import head_gradients, head_inputs, train
 from experiments.studies.harness.study import code_and_machine
@@ -24,13 +26,10 @@ from fedsim.determinism import torch_generator
 from fedsim.models import ModelSpec, Normaliser
 from fedsim.public_images import MOST
 
-SIZES = (8, 32, 64)
-LOCAL = (5, 20)
-LOCAL_AT = (400,)
+SIZES, LOCAL, LOCAL_AT = (8, 32, 64), (5, 20), (400,)
 CLASSES = 10
-DEFAULT = "`labels` above 8 images: class_moments or bias_prior, by the misfit"
-DEFAULT_ABOVE = 8
-"""Up to so many images `labels` asks for a certificate first: these are not its figures there."""
+DEFAULT = "`labels`"
+"""What alone explains the head, of few images; then class_moments or bias_prior, by the misfit."""
 SIMULATED = "class_moments, with simulated clients"
 Entry = dict[str, Any]
 
@@ -113,7 +112,14 @@ def rules_of(state: State) -> dict[str, Rule]:
         fit = fit_counts(moments["class_moments"], w, b, least_counts(b, size), size)
         return fit.counts if fit.misfit <= MAX_MISFIT else bias_prior(w, b, size, rng)
 
-    known: dict[str, Rule] = {DEFAULT: by_misfit, **{name: by_moments(found) for name, found in moments.items()}}
+    def default(w: Tensor, b: Tensor, size: int, rng: torch.Generator) -> Tensor:
+        if size <= PROVABLE:
+            found = certify_counts(weight, bias, w, b, torch.full_like(b, size / CLASSES), size, rng=rng)
+            if found.certified or found.alone:
+                return found.counts
+        return by_misfit(w, b, size, rng)
+
+    known: dict[str, Rule] = {DEFAULT: default, **{name: by_moments(found) for name, found in moments.items()}}
     return {**known, "bias_prior": bias_prior, "llg_bias": llg_bias, "ilrg": ilrg, "no gradient": guess}
 
 
@@ -188,8 +194,12 @@ def _entries(state: State, scores: dict[str, list[tuple[bool, float]]], **about:
     ]
 
 
-def page(entries: list[Entry], batches: int, lr: float) -> str:
-    """The tables in Markdown: per cent of batches whose counts are all right / mean share of labels."""
+def page(entries: list[Entry], batches: int, lr: float, given: str = "") -> str:
+    """The tables in Markdown: per cent of batches whose counts are all right / mean share of labels.
+
+    Args:
+        given: options of the command that are not the usual ones.
+    """
     day = datetime.datetime.now(tz=datetime.UTC).date()
     text = [
         "# Label counts from updates of trained models",
@@ -198,9 +208,9 @@ def page(entries: list[Entry], batches: int, lr: float) -> str:
         "CIFAR-10 (32 px, patches of 4), trained by SGD with momentum on batches of 32 of the private images; the "
         "attacked batches are random draws of these, so that the model has been trained on them. Public images are of "
         "no client, with their labels unless a row says otherwise. `no gradient` draws labels like the public images'. "
-        f"A dash: up to {DEFAULT_ABOVE} images `labels` asks for a certificate first, and takes this rule only where "
-        "none is granted.",
-        f"`python -m experiments.benchmarks.trained_labels --cifar10 DIR --out DIR --batches {batches}`, {day}, "
+        f"`labels` is the default rule: up to {PROVABLE} images counts that alone explain the head's gradient, else "
+        "class_moments or bias_prior, by the misfit.",
+        f"`python -m experiments.benchmarks.trained_labels --cifar10 DIR --out DIR --batches {batches}{given}`, {day}, "
         f"{code_and_machine('cpu')}.",
     ]
     for local in dict.fromkeys(entry["local"] for entry in entries):
@@ -213,7 +223,6 @@ def page(entries: list[Entry], batches: int, lr: float) -> str:
             cells = {
                 (e["rule"], e["steps"], e["size"]): f"{100 * e['exact']:.0f} / {100 * e['overlap']:.0f}" for e in shown
             }
-            cells |= {key: "-" for key in cells if key[0] == DEFAULT and key[2] <= DEFAULT_ABOVE}
             lines = [[name, *(cells[name, *column] for column in columns)] for name in names]
             sort = (
                 "one gradient" if local == 1 else f"a change of {local} local steps on one batch, learning rate {lr:g}"
@@ -233,15 +242,18 @@ def run(options: argparse.Namespace) -> None:
     if options.cifar10 is not None:
         sources["CIFAR-10"] = ImageFolder(str(options.cifar10), auxiliary_fraction=0.1, test_fraction=0.01), 0.05
     entries: list[Entry] = []
+    given = "" if tuple(options.sizes) == SIZES else " --sizes " + " ".join(map(str, options.sizes))
+    given += "" if tuple(options.local) == LOCAL else " --local" + "".join(f" {steps}" for steps in options.local)
     options.out.mkdir(parents=True, exist_ok=True)
-    jobs: list[tuple[tuple[int, ...], bool]] = [(tuple(options.steps), False), (LOCAL_AT, True)]
+    jobs: list[tuple[tuple[int, ...], bool]] = [(tuple(options.steps), False)]
+    jobs += [(LOCAL_AT, True)] if options.local else []
     for steps, several in jobs:
         for name, (source, lr) in sources.items():
             for state in states(name, source, lr, steps):
-                for size in () if several else SIZES:
+                for size in () if several else options.sizes:
                     entries += one_step(state, size, options.batches)
-                for local in LOCAL if several else ():
-                    entries += local_steps(state, SIZES[0], local, options.lr, options.batches)
-                text = page(entries, options.batches, options.lr)
+                for local in options.local if several else ():
+                    entries += local_steps(state, options.sizes[0], local, options.lr, options.batches)
+                text = page(entries, options.batches, options.lr, given)
                 (options.out / "trained_labels.md").write_text(text, encoding="utf-8")
                 print(f"{name} after {state.steps} steps", flush=True)

@@ -33,7 +33,7 @@ def arguments() -> argparse.ArgumentParser:
         default=["gauss_newton"],
         help=f"{attacks}; {told}; none: what stands beside them alone; default: gauss_newton",
     )
-    starts = ["closed_form", "public", "any_order", "mean", "prior"]
+    starts = ["closed_form", "public", "mean", "prior"]
     options.add_argument("--starts", nargs="+", default=starts, help=f"of the search; default: {' '.join(starts)}")
     options.add_argument("--steps", type=int, help="of each start; default: 30, or 60 with --scale paper")
     options.add_argument(

@@ -1,4 +1,4 @@
-"""How a start comes near: by errors of logits that are known, patches in any order, a prior that fades."""
+"""How a start comes near: by errors of logits that are known, many likely images, a prior that fades."""
 
 from attacks.optimization.second_order.warm_start.trail import Trail as Trail
 from attacks.optimization.second_order.warm_start.warm_start import MUCH_NEARER as MUCH_NEARER

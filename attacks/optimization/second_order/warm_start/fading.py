@@ -20,7 +20,7 @@ WITH_PRIOR = 0.75
 
 def descend_with_fading(
     residual: Residual,
-    whitened: Callable[[Tensor], Float[Tensor, " rows"]] | None,
+    whitened: Callable[[Tensor], Float[Tensor, " rows"]],
     x: Float[Tensor, " unknowns"],
     steps: int,
     linearised: Callable[[Residual, float], Callable[[Tensor], Linearised]],
@@ -33,13 +33,13 @@ def descend_with_fading(
     Each of the prior's rows weighs as much as one of them would that had its share of what is left.
 
     Args:
-        whitened: the prior's rows; None: no prior.
+        whitened: the prior's rows.
         linearised: linear models of a residual that holds the prior by this weight.
         with_prior: share of the steps after which there is none.
     """
     state, left = LMState(x), _left(residual, x)
-    count = 0 if whitened is None else len(whitened(x))
-    weight = left / count if count else 0.0
+    count = len(whitened(x))
+    weight = left / count
     for number in range(steps):
         weight = weight if number < with_prior * steps else 0.0
         held = held_by_prior(residual, whitened, weight)
@@ -52,15 +52,15 @@ def descend_with_fading(
         if state.ended and not weight:
             break
         slow = state.ended or state.cost > (1.0 - LITTLE) * before
-        weight = min(weight * (FADES if slow else 1.0), left / max(count, 1))
+        weight = min(weight * (FADES if slow else 1.0), left / count)
         if state.ended:
             state = LMState(state.x, 10.0 * FIRST_DAMPING)
     return state.x, False
 
 
-def held_by_prior(residual: Residual, whitened: Callable[[Tensor], Tensor] | None, weight: float) -> Residual:
+def held_by_prior(residual: Residual, whitened: Callable[[Tensor], Tensor], weight: float) -> Residual:
     """With the prior's rows besides, by this weight."""
-    if whitened is None or not weight:
+    if not weight:
         return residual
     own, scale = residual.before, math.sqrt(weight)
 

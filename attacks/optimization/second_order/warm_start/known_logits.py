@@ -1,6 +1,6 @@
 """A gradient with the errors of its images' logits as they are known: what a start comes near by."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,34 +67,28 @@ class KnownLogits:
 
     def images(self, images: Callable[[Tensor], Float[Tensor, "batch c h w"]]) -> Residual:
         """Of unknowns that are images, as the model reads them."""
-        if self.errors is None:
-            return self.residual
         names, params = self.residual.names, {name: self.victim.params[name] for name in self.residual.names}
 
         def shared(x: Tensor) -> tuple[Tensor, ...]:
             found = self.gradient(params, images(x))
             return tuple(found[name] for name in names)
 
-        return replace(self.residual, shared=shared, before=lambda x: self.rows(images(x)))
+        before = None if self.errors is None else lambda x: self.rows(images(x))
+        return replace(self.residual, shared=shared, before=before)
 
-    def gradient(
-        self, params: State, images: Float[Tensor, "batch c h w"], moved: Mapping[str, Tensor] | None = None
-    ) -> State:
-        """By `params`, with other weights moved."""
-        victim = replace(self.victim, fixed={**self.state, **(moved or {})})
-        errors = self.errors
+    def gradient(self, params: State, images: Float[Tensor, "batch c h w"]) -> State:
+        """By `params`."""
+        victim, errors = replace(self.victim, fixed=self.state), self.errors
         if errors is None:
             return victim.gradient(params, images, self.labels)
         found: State = grad(lambda weights: errors.loss(victim.scores(weights, images)))(params)
         return found
 
-    def rows(
-        self, images: Float[Tensor, "batch c h w"], moved: Mapping[str, Tensor] | None = None
-    ) -> Float[Tensor, " rows"]:
+    def rows(self, images: Float[Tensor, "batch c h w"]) -> Float[Tensor, " rows"]:
         """How far logits are from the client's; none where those are not known."""
         if self.errors is None:
             return images.new_zeros(0)
-        return self.errors.rows(self.victim.scores({**self.state, **(moved or {})}, images))
+        return self.errors.rows(self.victim.scores(self.state, images))
 
 
 def one_gradient(problem: Problem, local: str, device: torch.device, dtype: torch.dtype) -> Victim | None:

@@ -73,13 +73,15 @@ class LogitErrors:
             {name: tensor.double() for name, tensor in problem.target.items()},
             unit_scale(observation),
         )
-        error = target[biases[0]][None] if problem.count == 1 else _of_batch(observation, target, labels)
-        if error is None:
+        found = (target[biases[0]][None], 0.0) if problem.count == 1 else _of_batch(observation, target, labels)
+        if found is None:
             return None
+        error, turned = found
         smoothing = observation.protocol.label_smoothing
         wanted = F.one_hot(labels, error.shape[1]).to(error) * (1.0 - smoothing) + smoothing / error.shape[1]
         std, noise = rounding_of(observation, target, scale, local)[biases[0]], noise_of(observation, target, scale)
         std = (problem.count * (std if noise is None else torch.hypot(std, noise[biases[0]]))).expand_as(error)
+        std = torch.hypot(std, turned * error.norm(dim=1, keepdim=True))
         pruned = problem.count == 1 and observation.effect(Sparsifies) is not None
         kept = error[0] != 0 if pruned else torch.ones_like(error[0], dtype=torch.bool)
         if noise is not None and problem.count == 1 and not pruned and victim is not None:
@@ -150,8 +152,10 @@ def _with_public(
     return mean + gain * (error - mean), gain.sqrt() * std
 
 
-def _of_batch(observation: Observation, target: State, labels: Int[Tensor, " batch"]) -> Tensor | None:
-    """None where the classifier's gradients are not those of one batch, or say too little."""
+def _of_batch(
+    observation: Observation, target: State, labels: Int[Tensor, " batch"]
+) -> tuple[Float[Tensor, "batch classes"], float] | None:
+    """See `head_errors`; None where the classifier's gradients are not those of one batch, too."""
     roles = observation.roles
     names = (*roles.head_weights, *roles.head_biases)
     if len(names) != 2 or names[0] not in target or head_is_exact(observation):
@@ -160,4 +164,4 @@ def _of_batch(observation: Observation, target: State, labels: Int[Tensor, " bat
     gradients, rng = (target[names[0]].cpu(), target[names[1]].cpu()), torch.Generator().manual_seed(0)
     smoothing = observation.protocol.label_smoothing
     found = head_errors((weight, bias), gradients, labels, smoothing, rounding(observation), rng)
-    return None if found is None else found.to(labels.device)
+    return None if found is None else (found[0].to(labels.device), found[1])

@@ -36,7 +36,8 @@ class ManyImages:
     """What an `Ensemble` of one victim's images regresses on what.
 
     Attributes:
-        known, coarse: the client's computation with the errors of its logits, and the same in float32.
+        known, coarse: the client's computation with the errors of its logits as they are known, and the same in
+            float32.
         together: gradients that are computed at once.
         most: examples at once, by the memory that they take.
     """
@@ -119,5 +120,5 @@ class ManyImages:
 def _variances(residual: Residual, known: KnownLogits) -> Float[Tensor, " rows"]:
     """Of each row's error."""
     assert residual.errors is not None, "a residual in float64 has them"
-    assert known.errors is not None, "else there are no many images"
-    return torch.cat([residual.errors, known.errors.doubts]).square()
+    doubts = residual.errors[:0] if known.errors is None else known.errors.doubts
+    return torch.cat([residual.errors, doubts]).square()

@@ -14,7 +14,7 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB
-from attacks.optimization.second_order.residual import Residual, shape_of
+from attacks.optimization.second_order.residual import Residual
 from attacks.optimization.second_order.stages import StagePlan, memory_of, whole_model, whole_together
 from attacks.optimization.second_order.steps.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.steps.products import MatrixFree
@@ -23,12 +23,9 @@ from attacks.optimization.second_order.warm_start.fading import WITH_PRIOR, desc
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from attacks.optimization.second_order.warm_start.many_images import ManyImages
-from attacks.optimization.second_order.warm_start.soft_permutation import SoftPermutation
 from attacks.optimization.second_order.warm_start.trail import Trail
 from fedsim.bounds.gaussian_prior import ImagePrior
 
-MORE_STEPS = 2
-"""Of an order that is searched for, for each step of a start."""
 MUCH_NEARER = 0.1
 """Of ‖r‖² where a start began to come near: an end that leaves less is what the search proper starts from."""
 RACERS, RACE = 8, 3
@@ -40,7 +37,7 @@ class WarmStart:
     """Brings one victim's starts near the client's image.
 
     Attributes:
-        steps: at most, of those that come near; twice as many where the order of patches is open.
+        steps: at most, of those that come near.
         report: is told ‖r‖² of each.
         trail: what of the way is gone already.
         keep: is told of each new end of it.
@@ -64,17 +61,25 @@ class WarmStart:
 
     @cached_property
     def many_images(self) -> ManyImages | None:
-        """Many likely images that lead to the client's: where one gradient tells the errors of the logits."""
+        """Many likely images that lead to the client's: where one gradient is of one, or tells the errors of each.
+
+        None behind noise where the errors of logits are not known: it hides the label too, and public images with their
+        own do not ask for it.
+        """
         known = self.known_logits
-        if known is None or known.errors is None or (coarse := self._coarse_logits) is None:
+        if known is None or (known.errors is None and self._noisy) or (coarse := self._coarse_logits) is None:
             return None
         varied = self.plan.varied
         together = None if varied is None else whole_together(self.problem, varied.count, self.task)
         return ManyImages.of(self.problem, self.task, self.plan, self.prior, known, coarse, together)
 
-    def gathered(self, points: Float[Tensor, "k n"], seed: int) -> Float[Tensor, " n"] | None:
-        """Where many likely points lead, see `Ensemble`; None where nothing is told of any."""
-        part = "ensemble"
+    def gathered(self, points: Float[Tensor, "k n"], seed: int, name: str = "0") -> Float[Tensor, " n"] | None:
+        """Where many likely points lead, see `Ensemble`; None where nothing is told of any.
+
+        Args:
+            name: of the way from these points.
+        """
+        part = f"ensemble/{name}"
         if part not in self.trail.ends:
             if (many := self.many_images) is None:
                 return None
@@ -122,8 +127,7 @@ class WarmStart:
         """
         if not isinstance(self.problem.space, PixelSpace):
             return [0] * len(kinds)
-        times = {"public": 1, "ensemble": 1, "any_order": MORE_STEPS if self.plan.whole else 0}
-        steps = [times.get(kind, 0) * self.steps for kind in kinds]
+        steps = [self.steps * (kind in {"public", "ensemble"}) for kind in kinds]
         public = [place for place, kind in enumerate(kinds) if kind == "public"]
         more = int(math.log2(RACERS)) - 1  # rounds
         for place, rounds in zip(public, (1, more) if self.plan.whole else (1 + more,), strict=False):
@@ -276,29 +280,6 @@ class WarmStart:
         end, reached = descend_with_fading(residual, _same, x, steps, linearised, self.report, enough, with_prior)
         return pixels(end), reached
 
-    def in_any_order(self, point: Float[Tensor, " n"], fading: bool) -> Float[Tensor, " n"] | None:
-        """A point with its patches where a search that leaves their places open puts them; None where it cannot.
-
-        Args:
-            fading: with a prior of images on the patches in the order in which they stand.
-        """
-        order, coarse = (
-            None if known is None else SoftPermutation.of(known, self.problem.observation.roles, self._point)
-            for known in (self.known_logits, self._coarse_logits)
-        )
-        if order is None or coarse is None:
-            return None
-        x = self._unknowns(point)
-        shape, begin, count = shape_of(self.problem), order.begin(x), len(x)
-        together = whole_together(self.problem, len(begin), self.task)
-        if together is None:
-            return None
-        residual, steps = order.free(shape), MORE_STEPS * self.steps
-
-        prior = (lambda u: u[:count]) if fading else None
-        end, _ = self._descend(residual, coarse.free(shape), begin, prior, together, steps, even=count)
-        return order.placed(end, shape)
-
     @property
     def _own_residual(self) -> Residual:
         """Of the plan's unknowns."""
@@ -333,7 +314,7 @@ class WarmStart:
         return FreeErrors.of(self.problem, self.plan.coarse, *given)
 
     def _of_plan(self, known_logits: KnownLogits | None, residual: Residual) -> Residual:
-        if known_logits is None:
+        if known_logits is None or known_logits.errors is None:
             return residual
         return known_logits.images(lambda x: self.plan.point(x).view(self._shape))
 
@@ -359,11 +340,11 @@ class WarmStart:
         residual: Residual,
         coarse: Residual,
         x: Tensor,
-        prior: Callable[[Tensor], Tensor] | None,
+        prior: Callable[[Tensor], Tensor],
         together: int,
         steps: int,
-        with_prior: float = WITH_PRIOR,
-        even: int = 0,
+        with_prior: float,
+        even: int,
     ) -> tuple[Tensor, bool]:
         """With J whole, `together` of its columns at a time."""
 

@@ -47,6 +47,21 @@ def test_they_are_all_counts_whose_mean_softmax_is_one(sureness, smoothing):
         assert tuple(torch.bincount(torch.tensor(labels), minlength=CLASSES).tolist()) in found
 
 
+@pytest.mark.parametrize("among", [[], [1], [0, 3], [0, 1, 2, 3]])
+def test_of_some_classes_they_are_those_without_others(among):
+    for least in ([0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 2, 1]):
+        expected = {
+            counts
+            for counts in all_counts(3)
+            if all(n >= m for n, m in zip(counts, least, strict=True))
+            and all(n == 0 or place in among for place, n in enumerate(counts))
+        }
+        given = torch.tensor(least), 3, torch.tensor(among, dtype=torch.long)
+        found = [tuple(counts.tolist()) for counts in possible_counts(*given)]
+        assert len(found) == len(set(found)) == number_possible(*given)
+        assert set(found) == expected
+
+
 def test_an_untrained_head_leaves_one():
     gradient = bias_gradient([0, 2, 2], 0.0, 0.0, 0)
     least = least_counts(gradient, 3)

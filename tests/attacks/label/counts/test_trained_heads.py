@@ -66,3 +66,24 @@ def test_no_wrong_counts_are_certified(trained, draw, times):
         assert not found.certified or found.residual < found.tolerance
         certified += found.certified
     assert certified > 0 or draw in (random_labels, one_class)
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_labels_that_the_model_knows_by_heart_are_named_alone(trained, batch):
+    """By bias alone 3 to 715 counts are possible. Without the true ones none is named."""
+    features, weight, bias, known = trained
+    rng = torch.Generator().manual_seed(1)
+    right = 0
+    for _ in range(3):
+        chosen = torch.randint(IMAGES, (batch,), generator=rng)
+        labels, h = known[chosen], features[chosen]
+        errors = F.linear(h, weight, bias).softmax(dim=1) - F.one_hot(labels, CLASSES)
+        gradients, truth = (errors.T @ h / batch, errors.mean(dim=0)), torch.bincount(labels, minlength=CLASSES)
+        start = torch.full((CLASSES,), batch / CLASSES)
+        found = certify_counts(weight, bias, *gradients, start, batch)
+        assert not found.alone or torch.equal(found.counts, truth)
+        right += torch.equal(found.counts, truth)
+        other = certify_counts(weight, bias, *gradients, start, batch, excluded=truth)
+        assert not other.alone
+        assert not other.certified
+    assert right >= 2

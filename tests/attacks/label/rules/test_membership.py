@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label.rules.membership import rlg
+from attacks.label.rules.membership import negative_alone, rlg
 
 
 def weight_gradient(labels, classes=50, width=32, scale=0.05, seed=0, dtype=torch.float64):
@@ -22,6 +22,13 @@ def test_names_the_set_whatever_the_sign_of_the_features(scale, dtype):
         labels = torch.randint(50, (8,), generator=torch.Generator().manual_seed(seed)).tolist()
         gradient = weight_gradient(labels, scale=scale, seed=seed, dtype=dtype)
         assert rlg(gradient, 8).tolist() == sorted(set(labels))
+
+
+def test_what_may_be_negative_elsewhere_too_is_counted_by_its_share():
+    """(-1, a, -0.1) is negative at the first and at the last, by a tenth of that."""
+    space = torch.tensor([[-1.0], [1.1], [-0.1]])
+    assert negative_alone(space, 0.05).tolist() == [1]
+    assert negative_alone(space, 0.11).tolist() == [0, 1]
 
 
 def test_misses_none_where_it_names_too_many():
