@@ -10,7 +10,7 @@ from attacks.optimization.search.base import SearchTask
 from attacks.optimization.second_order import starts
 from attacks.optimization.second_order.victim import VictimSearch
 from attacks.session import Session
-from defenses import GradientNoise, Half
+from defenses import GradientNoise, Half, Withhold
 from tests.attacks.optimization.second_order.test_attack import psnr
 from tests.attacks.optimization.second_order.test_starts import digits as digits
 from tests.attacks.optimization.second_order.test_starts import trained_mlp
@@ -74,6 +74,16 @@ def test_where_hardly_anything_is_hidden_many_images_lead_first(mlp, digits, cpu
     search = search_of(mlp, digits, cpu, defense=Half())
     assert [kind for kind, _ in search._starts()[1]] == ["ensemble", *["likely"] * LIKELY, "best"]
     assert kinds_of(search, monkeypatch)[:1] == ["ensemble"]
+
+
+def test_without_the_head_public_images_are_starts_by_no_label_of_a_rule(mlp, digits, cpu):
+    images, labels = digits
+    noise = [GradientNoise(relative_norm=0.1), Withhold(["5.*"])]
+    seen = fedsim.observe(mlp, images[:1], labels[:1], defense=noise).with_public_images(images[1000:1100])
+    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels[:1], Pixels(), {}, cpu)
+    task = SearchTask([problem], SquaredL2(), "gradient", Budget(frames=0, save_every=1), cpu, Session())
+    search = VictimSearch(LevenbergMarquardt(starts=("public",)), task, problem, torch.Generator().manual_seed(0))
+    assert [kind for kind, _ in search._starts()[1]] == ["public", "public"]
 
 
 def test_behind_them_ends_that_agree_end_the_search(mlp, digits, cpu, monkeypatch):
