@@ -57,7 +57,10 @@ def possible_counts(
 
 
 def nearest_possible(
-    counts: Float[Tensor, "classes"] | Int[Tensor, "classes"], least: Int[Tensor, "classes"], batch_size: int
+    counts: Float[Tensor, "classes"] | Int[Tensor, "classes"],
+    least: Int[Tensor, "classes"],
+    batch_size: int,
+    among: Int[Tensor, "some"] | None = None,
 ) -> Int[Tensor, "classes"]:
     """The possible counts nearest to real-valued ones: what is left goes to the largest shortfalls.
 
@@ -66,7 +69,11 @@ def nearest_possible(
     left = batch_size - int(least.sum())
     if left < 0:
         return largest_remainder(counts.double(), batch_size)
-    return least + largest_remainder(counts.double().cpu() - least, left)
+    if among is None or not len(among):
+        return least + largest_remainder(counts.double().cpu() - least, left)
+    found = least.clone()
+    found[among] += largest_remainder((counts.double().cpu() - least)[among], left)
+    return found
 
 
 def whole_counts(

@@ -135,7 +135,7 @@ def certify_counts(
     search = _Search(system, label_smoothing, tolerance, rng)
     others: list[_Found] = []
     if refusal:
-        best = search.solved([nearest_possible(start_counts, least, batch_size)], QUICK_STARTS, QUICK)[0]
+        best = search.solved([nearest_possible(start_counts, least, batch_size, among)], QUICK_STARTS, QUICK)[0]
     else:
         every = possible_counts(least, batch_size, among)
         found = (n for n in every if excluded is None or not torch.equal(n, excluded))
@@ -143,7 +143,9 @@ def certify_counts(
         if tolerance > MAX_TOLERANCE:
             refusal = _perturbed(system, batch_size)
         elif by_bias > 1 and system.smallest < FULL_RANK * tolerance:
-            refusal = _open(by_bias)
+            refusal = (
+                f"the bias leaves {by_bias} count vectors, and examples that nearly depend on each other prove none"
+            )
     residual = max(best.residual, system.outside)
     error = feature_error(system, best.rows, best.errors, max(residual, eps))
     refusal = refusal or _doubt(best, others, residual, error, tolerance)
@@ -285,7 +287,7 @@ class _Search:
                 break
         if best.residual >= self.tolerance:
             again = self.solved([best.counts], 2 * starts, LONG, every=len(candidates) > 1)[0]
-            best = _nearer(again, best, number + 1)
+            best = _nearer(again, best, number + 1, 2)
         others = [one for one in found if one.counts is not best.counts]
         if best.residual < self.tolerance and not self.undecided([best, *others]):
             others = self.closer(best, others)
@@ -335,10 +337,17 @@ class _Search:
         return result
 
 
-def _nearer(new: _Found | None, old: _Found | None, rounds: int) -> _Found:
-    """Of two solutions of the same counts, or of the one that there is, by starts of one more than so many rounds."""
-    one = min((one for one in (new, old) if one is not None), key=lambda one: one.residual)
-    return replace(one, share=one.share / (rounds + 1)) if one is new else one
+def _nearer(new: _Found | None, old: _Found | None, before: int, now: int = 1) -> _Found:
+    """Of two solutions of the same counts, or of the one that there is.
+
+    Args:
+        before: rounds of starts, of which none came to a solution.
+        now: rounds by whose starts the new one was found.
+    """
+    both = [one for one in (new, old) if one is not None]
+    one = min(both, key=lambda one: one.residual)
+    share = one.share * now / (before + now) if one is new else one.share
+    return replace(one, share=share, settled=all(other.settled for other in both))
 
 
 def _matched(labels: Int[Tensor, "batch"], wanted: Int[Tensor, "batch"]) -> list[int]:

@@ -18,8 +18,8 @@ class Settings:
             server's own images where many lead together, then those whose update is the likest; behind noise, with J
             whole and the errors of logits known, those that all together take for likely), `mean`, `prior` (a draw of
             it).
-        restarts: how many draws of many public images, single ones and draws of the prior are tried; where they are
-            taken for likely, sixteen.
+        restarts: how many public images and draws of the prior are tried, and of a batch's many choices of public
+            images; where they are taken for likely, sixteen.
         prior: of images: for starts, for what a narrow model does not read of them or an update hardly tells, and
             behind noise for the result. None: that of public images where the server has any, behind noise of those
             of the label's class too, else a smooth one around gray.

@@ -20,7 +20,6 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.second_order.residual import shape_of
 from attacks.optimization.second_order.warm_start import RACERS, WarmStart
-from attacks.optimization.second_order.warm_start.ensemble import FEWEST
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable
 
@@ -32,8 +31,6 @@ HALF_PRECISION = 0.02
 """Relative residual of `patch_gradient` that still is rounding: bfloat16 leaves 2e-3, noise of 1e-3 of the norm 1."""
 LIKELY = 16
 """Likely images from which a search behind noise starts one after the other."""
-PART = 0.75
-"""Of the public images, for another draw of them."""
 SWEEPS = 2
 """Of the choice of public images for a batch of several."""
 MEAN_NOISE = 0.05
@@ -75,7 +72,8 @@ class Starts:
                 continue
             if kind == "public" and self._public_images is not None and self.warm_start.many_images is not None:
                 if self.hidden or not self.warm_start.plan.likely:
-                    draws = len(self.seeds) if self.warm_start.plan.whole and not self.hidden else 1
+                    others = self.problem.count > 1 and self.warm_start.plan.whole and not self.hidden
+                    draws = len(self.seeds) if others else 1  # all public images tell the same once more
                     yield from (("ensemble", partial(self._gathered, rank)) for rank in range(draws))
                 if self.warm_start.plan.likely:
                     yield from (("likely", partial(self._likely, rank)) for rank in range(LIKELY))
@@ -113,7 +111,7 @@ class Starts:
         return self.warm_start.in_order(raced[rank], str(rank)) if rank < len(raced) else None
 
     def _gathered(self, rank: int) -> Tensor | None:
-        """From many public images together, others for each rank."""
+        """From many public images together, of a batch other choices for each rank."""
         found = self.warm_start.gathered(self._many_points(rank), self.seeds[rank], str(rank))
         return None if found is None else self.warm_start.in_order(found, f"ensemble/{rank}")
 
@@ -136,8 +134,7 @@ class Starts:
         assert many is not None, "they have a kind of start"
         rng = torch.Generator().manual_seed(self.seeds[rank])
         if count == 1:
-            most = many.most if rank == 0 else max(FEWEST, int(PART * min(many.most, len(images))))
-            chosen = torch.randperm(len(images), generator=rng)[:most, None]
+            chosen = torch.randperm(len(images), generator=rng)[: many.most, None]
         else:
             chosen = torch.randint(len(images), (many.most, count), generator=rng).unique(dim=0)
         return torch.stack([self._as_point(images[one].double()) for one in chosen])

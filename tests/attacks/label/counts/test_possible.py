@@ -89,6 +89,12 @@ def test_the_nearest_are_possible():
     assert nearest_possible(torch.tensor([1, 2, 1, 0]), least, 4).tolist() == [1, 2, 1, 0]
 
 
+def test_the_nearest_of_some_classes_are_of_no_other():
+    counts, least, among = torch.tensor([2.6, 0.1, 1.4, 0.0]), torch.tensor([0, 1, 0, 0]), torch.tensor([1, 3])
+    assert nearest_possible(counts, least, 3, among).tolist() == [0, 2, 0, 1]
+    assert nearest_possible(counts, least, 3, among[:0]).sum() == 3
+
+
 def test_whole_counts_are_the_best_of_all_multisets(rng):
     """Brute force over every multiset of six labels of four classes."""
     least = torch.tensor([1, 0, 0, 0])
