@@ -31,8 +31,6 @@ MOST_LABELS = 100_000
 """A client may claim any number of examples, and each label is written down."""
 PROVABLE = 8
 """Largest batch of which `auto` looks for the counts that alone explain the gradient: beyond it that takes seconds."""
-PROOF_CANDIDATES = 64
-"""Where more counts are possible `auto` tries none of them: seconds."""
 
 
 class RecoverLabels(Attack):
@@ -200,7 +198,7 @@ def _proof(observation: Observation, total: int, rng: torch.Generator) -> Recons
     if total > PROVABLE or head_is_exact(observation):
         return None
     try:
-        found = features_of(observation, torch.device("cpu"), rng, PROOF_CANDIDATES)
+        found = features_of(observation, torch.device("cpu"), rng)
     except NotApplicable:
         return None
     if found.certified or not found.alone:

@@ -152,7 +152,7 @@ def certify_counts(
     following = min((one.residual for one in others), default=float("inf"))
     says = f"the only ones of {possible} possible counts that explain the head's gradient"
     if possible == 1:
-        by = "" if by_bias == 1 else f" of {by_bias} by the bias, where the head's gradient leaves each its class"
+        by = "" if by_bias == 1 else f": of {by_bias} by the bias's gradient the weight's leaves them alone"
         says = f"the only counts possible{by}, and features exist that give the head's gradient"
     return CountCertificate(
         counts=best.counts,

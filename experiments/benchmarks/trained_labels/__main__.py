@@ -10,11 +10,10 @@ client. A rule sees the head's gradient as it would be shared, in float32.
 import argparse
 from pathlib import Path
 
+from experiments.benchmarks.trained_labels import LOCAL, SIZES
 from experiments.studies.harness.options import parsed
 
 STEPS = (0, 60, 200, 400, 1000)
-SIZES = (8, 32, 64)
-LOCAL = (5, 20)
 
 
 def _arguments() -> argparse.Namespace:

@@ -19,6 +19,7 @@ from attacks.label.public_images.moments import ClassMoments, class_moments, fit
 from attacks.label.recover import PROVABLE
 from attacks.label.rules import basic, counting
 from experiments.benchmarks.heads import head_gradients, head_inputs, train
+from experiments.benchmarks.trained_labels import LOCAL, SIZES
 from experiments.studies.harness.study import code_and_machine
 from experiments.studies.harness.tables import markdown
 from fedsim.data import Digits, FederatedData, ImageFolder
@@ -26,7 +27,7 @@ from fedsim.determinism import torch_generator
 from fedsim.models import ModelSpec, Normaliser
 from fedsim.public_images import MOST
 
-SIZES, LOCAL, LOCAL_AT = (8, 32, 64), (5, 20), (400,)
+LOCAL_AT = (400,)
 CLASSES = 10
 DEFAULT = "`labels`"
 """What alone explains the head, of few images; then class_moments or bias_prior, by the misfit."""

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from attacks.label.recover import PROVABLE
-from experiments.benchmarks.trained_labels import command
+from experiments.benchmarks.trained_labels import LOCAL, command
 from experiments.benchmarks.trained_labels.command import (
-    LOCAL,
     SIMULATED,
     local_steps,
     one_step,
