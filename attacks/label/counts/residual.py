@@ -7,27 +7,23 @@ is not taken for granted: all of them are tried.
 """
 
 import math
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from attacks.label.counts.possible import least_counts, nearest_possible, number_possible, possible_counts
-from attacks.label.head.system import HeadSystem, feature_error, head_system, solve_rows
+from attacks.label.counts.search import CLEAR, Found, Search
+from attacks.label.head.system import HeadSystem, feature_error, head_system, joined
 from attacks.label.rules.membership import SLACK, negative_alone
 
-TOLERANCE = 32.0
-"""Residuals accepted, in roundings of the shared gradient (right counts leave 1 … 30)."""
 MAX_TOLERANCE = 3e-5
 """A gradient whose own inconsistency asks for more is not clean."""
 VISIBLE = 1000.0
 """An example must contribute this multiple of the tolerance, or one more or less could not be told."""
 MARGIN = 100.0
 """Other counts must miss the gradient by this multiple of the tolerance, and of what the certified ones miss it by."""
-CLEAR = 10.0
-"""The same for labels that are named without a certificate."""
 FULL_RANK, SEEN = 100.0, 3.0
 """So many tolerances the gradient's B-th singular value must have for features to lie in its row space, and for counts
 to be told from others, uncertified."""
@@ -35,16 +31,10 @@ MAX_FEATURE_ERROR = 0.1
 """Where features are less certain than this the equations are too flat to tell counts apart."""
 REACHED = 0.5
 """Share of the starts that must come to the solution: one that few find tells that others may have been missed."""
-CHUNK = 16
-QUICK, FIRST, LONG = 60, 200, 600
-"""Iterations where nothing can be told, for each possible counts, and for what is not settled then."""
-MOST_ROUNDS, ROUNDS_OF_ONE = 16, 2304
-"""How often all possible counts are tried while none explains the gradient: the second over their number and over the
-square of the number of examples."""
 MOST_CLASSES = 128
 """For each of which is asked whether it may be in the batch, by a linear programme."""
-QUICK_STARTS, FEWEST_STARTS, MOST_STARTS, STARTS_OF_ONE = 4, 6, 48, 768
-"""Where nothing can be told; else for each counts: the last over the square of the number of examples."""
+QUICK_STARTS, QUICK = 4, 60
+"""And iterations of each, where nothing can be told."""
 SOLVABLE = 5e-3
 """Tolerance up to which counts are told from others, though not certified: float32 rounds errors of a thousandth so."""
 
@@ -125,15 +115,15 @@ def certify_counts(
     eps = torch.finfo(weight_grad.dtype).eps if eps is None else eps
     weights, gradient = joined(head_weight, head_bias), joined(weight_grad, bias_grad)
     system = head_system(weights, gradient, batch_size, eps)
-    tolerance = max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * system.outside)
+    tolerance = system.tolerance(eps)
     least = least_counts(bias_grad, batch_size, label_smoothing, max(bias_rounding, tolerance * float(gradient.norm())))
     by_bias = number_possible(least, batch_size)
     among = _present(system, least, batch_size, tolerance) if label_smoothing == 0.0 and by_bias > 1 else None
     possible = number_possible(least, batch_size, among)
     possible -= int(excluded is not None and _is_one(excluded, least, among))
     refusal = _unsolvable(system, batch_size, possible, max_candidates, tolerance)
-    search = _Search(system, label_smoothing, tolerance, rng)
-    others: list[_Found] = []
+    search = Search(system, label_smoothing, tolerance, rng)
+    others: list[Found] = []
     if refusal:
         best = search.solved([nearest_possible(start_counts, least, batch_size, among)], QUICK_STARTS, QUICK)[0]
     else:
@@ -216,12 +206,7 @@ def _perturbed(system: HeadSystem, batch_size: int) -> str:
     return f"{system.outside:.2g} of the gradient is no head's gradient of {batch_size} examples: perturbed"
 
 
-def number_of_starts(batch_size: int) -> int:
-    """Of the solver for counts of so many examples, in whose number the time of each grows faster than this falls."""
-    return min(MOST_STARTS, max(FEWEST_STARTS, STARTS_OF_ONE // batch_size**2))
-
-
-def _doubt(best: "_Found", others: list["_Found"], residual: float, error: float, tolerance: float) -> str:
+def _doubt(best: Found, others: list[Found], residual: float, error: float, tolerance: float) -> str:
     """Why `best` is not certified; empty where it is."""
     if residual >= tolerance:
         return "no possible counts explain the gradient"
@@ -239,131 +224,3 @@ def _doubt(best: "_Found", others: list["_Found"], residual: float, error: float
     if best.share < REACHED:
         return "few starts came to the solution: others may have been missed"
     return ""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """One count vector with its solution.
-
-    Attributes:
-        least: the smallest contribution of an example to the gradient.
-        share: of the starts that came to this solution.
-    """
-
-    counts: Int[Tensor, "classes"]
-    labels: Int[Tensor, "batch"]
-    features: Float[Tensor, "batch features"]
-    residual: float
-    least: float
-    settled: bool
-    share: float
-    rows: Float[Tensor, "batch rank"]
-    errors: Float[Tensor, "batch classes"]
-
-
-@dataclass(frozen=True)
-class _Search:
-    """The features of every candidate."""
-
-    system: HeadSystem
-    label_smoothing: float
-    tolerance: float
-    rng: torch.Generator
-
-    def run(self, candidates: list[Int[Tensor, "classes"]]) -> tuple[_Found, list[_Found]]:
-        """The one that explains the gradient best, and the others; fewer where two are seen to explain it."""
-        starts = number_of_starts(int(candidates[0].sum()))
-        rounds = ROUNDS_OF_ONE // (len(candidates) * int(candidates[0].sum()) ** 2)
-        found = list[_Found]()
-        for number in range(max(1, min(MOST_ROUNDS, rounds))):
-            before, found = found, list[_Found]()
-            for start in range(0, len(candidates), CHUNK):
-                found += self.solved(candidates[start : start + CHUNK], starts, FIRST, every=len(candidates) > 1)
-                if self.undecided(found):
-                    break
-            found = [_nearer(*pair, number) for pair in zip_longest(found, before)]
-            best = min(found, key=lambda one: one.residual)
-            if best.residual < self.tolerance:
-                break
-        if best.residual >= self.tolerance:
-            again = self.solved([best.counts], 2 * starts, LONG, every=len(candidates) > 1)[0]
-            best = _nearer(again, best, number + 1, 2)
-        others = [one for one in found if one.counts is not best.counts]
-        if best.residual < self.tolerance and not self.undecided([best, *others]):
-            others = self.closer(best, others)
-        return best, others
-
-    def closer(self, best: _Found, others: list[_Found]) -> list[_Found]:
-        """Each of the others again from where `best` is, longer where it had not settled."""
-        result, starts = list[_Found](), 2 * number_of_starts(len(best.labels))
-        for iterations, settled in ((FIRST, True), (LONG, False)):
-            group = [one for one in others if one.settled == settled]
-            for start in range(0, len(group), CHUNK):
-                if self.undecided([best, *result]):
-                    return result + group[start:]
-                part = group[start : start + CHUNK]
-                again = self.solved([one.counts for one in part], 1 if settled else starts, iterations, best)
-                result += [
-                    old if old.residual < new.residual and new.settled else new
-                    for old, new in zip(part, again, strict=True)
-                ]
-        return result
-
-    def undecided(self, found: list[_Found]) -> bool:
-        return sum(one.residual < CLEAR * self.tolerance for one in found) > 1
-
-    def solved(
-        self,
-        group: list[Int[Tensor, "classes"]],
-        starts: int,
-        iterations: int,
-        near: _Found | None = None,
-        every: bool = False,
-    ) -> list[_Found]:
-        """The best solution of each; also from that of other counts, whose labels are exchanged."""
-        classes = torch.arange(len(group[0]))
-        labels = torch.stack([torch.repeat_interleave(classes, counts) for counts in group])
-        first = None if near is None else torch.stack([near.rows[_matched(near.labels, one)] for one in labels])
-        enough, given = 0.1 * self.tolerance, (self.system, labels, self.label_smoothing)
-        solution = solve_rows(*given, starts, iterations, enough, self.rng, first, every)
-        result = []
-        for index, counts in enumerate(group):
-            rows, errors = solution.rows[index], solution.errors[index]
-            contribution = errors.norm(dim=1) * rows.norm(dim=1) / self.system.scale
-            features = (rows @ self.system.basis)[:, :-1]
-            left, share = float(solution.residual[index]), float(solution.share[index])
-            settled, least = bool(solution.settled[index]), float(contribution.min())
-            result.append(_Found(counts, labels[index], features, left, least, settled, share, rows, errors))
-        return result
-
-
-def _nearer(new: _Found | None, old: _Found | None, before: int, now: int = 1) -> _Found:
-    """Of two solutions of the same counts, or of the one that there is.
-
-    Args:
-        before: rounds of starts, of which none came to a solution.
-        now: rounds by whose starts the new one was found.
-    """
-    both = [one for one in (new, old) if one is not None]
-    one = min(both, key=lambda one: one.residual)
-    share = one.share * now / (before + now) if one is new else one.share
-    return replace(one, share=share, settled=all(other.settled for other in both))
-
-
-def _matched(labels: Int[Tensor, "batch"], wanted: Int[Tensor, "batch"]) -> list[int]:
-    """For each wanted label an example that has it, while there are any; then one of those left over."""
-    free = list(range(len(labels)))
-    chosen: list[int | None] = []
-    for label in wanted.tolist():
-        same = next((one for one in free if int(labels[one]) == label), None)
-        chosen.append(same)
-        if same is not None:
-            free.remove(same)
-    return [free.pop() if one is None else one for one in chosen]
-
-
-def joined(
-    weight: Float[Tensor, "classes features"], bias: Float[Tensor, "classes"]
-) -> Float[Tensor, "classes columns"]:
-    """[W, b] in float64, on the CPU."""
-    return torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double().cpu()

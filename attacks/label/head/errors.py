@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attacks.label.counts.residual import FIRST, LONG, ROUNDS_OF_ONE, TOLERANCE, joined, number_of_starts
-from attacks.label.head.system import head_system, solve_rows
+from attacks.label.head.solver import FIRST, LONG, ROUNDS_OF_ONE, number_of_starts, solve_rows
+from attacks.label.head.system import head_system, joined
 
 MAX_BATCH_SIZE = 16
 """Time grows as the sixth power of the number of images."""
@@ -42,7 +42,7 @@ def head_errors(
     if len(labels) > min(classes - 1, width, MAX_BATCH_SIZE):
         return None
     system = head_system(joined(*weights), joined(*gradients), len(labels), eps)
-    tolerance = max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * system.outside)
+    tolerance = system.tolerance(eps)
     if tolerance > CLEAN or len(system.basis) < len(labels):
         return None
     order, starts = labels.cpu()[None], number_of_starts(len(labels))

@@ -9,17 +9,11 @@ equations, whatever the width of the head: the right counts solve them, wrong on
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-STARTS = ((0.0, 0.3), (0.9, 0.1), (0.0, 1.0), (0.5, 0.3))
-"""In turn: how sure of a drawn class an example is taken to be, and how far apart the examples are set, relatively."""
-LEAST_ERROR, MOST_ERROR = 1e-6, 0.9
-"""Of an example that is taken for one of which the model is sure, and rightly."""
-ELSEWHERE = 0.02
-"""Of the mean error, what any other class is given of such an example's at least."""
-WINDOW, STILL = 20, 0.9
-"""A start has settled where its squared residual fell by less than a tenth in so many iterations."""
+TOLERANCE = 32.0
+"""Residuals accepted, in roundings of the shared gradient (right counts leave 1 … 30)."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +44,16 @@ class HeadSystem:
     condition: float
     smallest: float
 
+    def tolerance(self, eps: float) -> float:
+        """Below which a relative residual is what a rounding of `eps` leaves."""
+        return max(1e-9, TOLERANCE * eps, TOLERANCE / 4 * self.outside)
 
-@dataclass(frozen=True)
-class CountSolution:
-    """The best of the starts for each count vector.
 
-    Attributes:
-        settled: no start was still falling, and none failed: else a large residual says nothing.
-        share: of the starts that came to `enough`.
-    """
-
-    rows: Float[Tensor, "problems batch rank"]
-    errors: Float[Tensor, "problems batch classes"]
-    residual: Float[Tensor, "problems"]
-    settled: Bool[Tensor, "problems"]
-    share: Float[Tensor, "problems"]
+def joined(
+    weight: Float[Tensor, "classes features"], bias: Float[Tensor, "classes"]
+) -> Float[Tensor, "classes columns"]:
+    """[W, b] in float64, on the CPU."""
+    return torch.cat([weight.detach(), bias.detach()[:, None]], dim=1).double().cpu()
 
 
 def head_system(
@@ -93,72 +82,6 @@ def head_system(
         condition=float(values[0] / values[-1].clamp(min=1e-300)),
         smallest=smallest,
     )
-
-
-def solve_rows(
-    system: HeadSystem,
-    labels: Int[Tensor, "problems batch"],
-    label_smoothing: float,
-    starts: int,
-    iterations: int,
-    enough: float,
-    rng: torch.Generator,
-    first: Float[Tensor, "problems batch rank"] | None = None,
-    every: bool = False,
-) -> CountSolution:
-    """Levenberg-Marquardt for all count vectors and starts at once, each until its residual falls below `enough`, or
-    no further.
-
-    Args:
-        first: rows from which one start more sets out, for each count vector.
-        every: go on with starts of counts of which another has come to `enough`.
-    """
-    classes = len(system.target)
-    targets = torch.nn.functional.one_hot(labels, classes).double()
-    targets = (1.0 - label_smoothing) * targets + label_smoothing / classes
-    sure = starts // 2
-    free = torch.cat([_unsure(system, targets, starts - sure, rng), _sure(system, targets, sure, rng)], dim=1)
-    free = free.flatten(0, 1)
-    if first is not None:
-        given = (first - system.origin) @ system.directions
-        given = given + 1e-3 * given.norm(dim=(1, 2), keepdim=True) * _noise(given, rng)
-        free = torch.cat([free.unflatten(0, (-1, starts)), given[:, None]], dim=1).flatten(0, 1)
-        starts += 1
-    targets = targets.repeat_interleave(starts, dim=0)
-    rows, errors, defect = _evaluate(system, free, targets)
-    loss = defect.square().sum(dim=(1, 2))
-    damping = torch.full_like(loss, 1e-2)
-    goal = (enough * system.scale) ** 2
-    settled = (loss < goal) | (free.shape[2] == 0)
-    before = loss.clone()
-    for iteration in range(1, iterations + 1):
-        enough_of = (loss < goal).view(-1, starts).any(dim=1).repeat_interleave(starts) & (not every)
-        active = (~settled & ~enough_of).nonzero().flatten()
-        if not len(active):
-            break
-        state = rows[active], errors[active], defect[active]
-        hessian, slope = normal_equations(system, free[active], *state)
-        size = hessian.diagonal(dim1=1, dim2=2)
-        damped = hessian + torch.diag_embed(damping[active, None] * size + 1e-14 * size.amax(dim=1, keepdim=True))
-        factor, failed = torch.linalg.cholesky_ex(damped)
-        step = torch.cholesky_solve(slope[:, :, None], factor).view_as(free[active])
-        trial = _evaluate(system, free[active] - step, targets[active])
-        trial_loss = trial[2].square().sum(dim=(1, 2))
-        better = (trial_loss < loss[active]) & (failed == 0)
-        moved = active[better]
-        free[moved] -= step[better]
-        rows[moved], errors[moved], defect[moved] = (new[better] for new in trial)
-        loss[moved] = trial_loss[better]
-        damping[active] = torch.where(better, damping[active] * 0.2, damping[active] * 4.0).clamp(1e-12, 1e8)
-        if iteration % WINDOW == 0:
-            settled[active] = ((loss[active] > STILL * before[active]) & (failed == 0)) | (loss[active] < goal)
-            before = loss.clone()
-    residual = (loss.sqrt() / system.scale).view(-1, starts).nan_to_num(nan=torch.inf)
-    done = (settled & loss.isfinite()).view(-1, starts)
-    least, best = residual.min(dim=1)
-    at = best + starts * torch.arange(len(labels))
-    share = (residual < enough).double().mean(dim=1)
-    return CountSolution(rows[at], errors[at], least, done.all(dim=1) | (least < enough), share)
 
 
 def normal_equations(
@@ -206,7 +129,7 @@ def feature_error(
     return noise / (least * size) + turned
 
 
-def _evaluate(
+def evaluate(
     system: HeadSystem, free: Float[Tensor, "starts batch free"], targets: Float[Tensor, "starts batch classes"]
 ) -> tuple[Tensor, ...]:
     """M, R and Rᵀ M - target."""
@@ -215,57 +138,15 @@ def _evaluate(
     return rows, errors, errors.transpose(1, 2) @ rows - system.target
 
 
-def _unsure(
-    system: HeadSystem, targets: Float[Tensor, "problems batch classes"], starts: int, rng: torch.Generator
-) -> Float[Tensor, "problems starts batch free"]:
-    """As if every example had the batch's mean softmax, which counts and ∂L/∂b give, or in turn were surer of a class
-    drawn from it, as a trained model is; then apart at random: examples of one class would begin as one and stay it.
-    """
-    problems, batch, _ = targets.shape
-    mean_probs = (_total(system) / batch + targets.mean(dim=1)).clamp(min=1e-4)
-    mean_probs = mean_probs / mean_probs.sum(dim=1, keepdim=True)
-    kinds = [STARTS[number % len(STARTS)] for number in range(starts)] * problems
-    sure, apart = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in zip(*kinds, strict=True))
-    mean_probs, targets = (values.repeat_interleave(starts, dim=0) for values in (mean_probs, targets))
-    drawn = torch.multinomial(mean_probs, batch, replacement=True, generator=rng)
-    drawn = torch.nn.functional.one_hot(drawn, targets.shape[2])
-    errors = (1.0 - sure) * mean_probs[:, None] + sure * drawn - targets
-    free = _free(system, errors)
-    size = free.norm(dim=2, keepdim=True).mean(dim=1, keepdim=True) / max(1, free.shape[2]) ** 0.5
-    started: Tensor = free + apart * size * _noise(free, rng)
-    return started.view(problems, starts, *free.shape[1:])
-
-
-def _sure(
-    system: HeadSystem, targets: Float[Tensor, "problems batch classes"], starts: int, rng: torch.Generator
-) -> Float[Tensor, "problems starts batch free"]:
-    """As if the model were sure of each example's own label: its error is what ∂L/∂b tells of that class in all, and
-    goes to the other classes as there; both but for factors drawn for each example.
-    """
-    problems, total = len(targets), _total(system)
-    label = targets.argmax(dim=2).repeat_interleave(starts, dim=0)
-    own = torch.nn.functional.one_hot(label, targets.shape[2]).double()
-    each = (total.abs() / own.sum(dim=1).clamp(min=1.0)).gather(1, label).clamp(min=LEAST_ERROR)
-    size = (each * _noise(each, rng).exp()).clamp(max=MOST_ERROR)
-    others = (
-        (total.clamp(min=0.0) + ELSEWHERE * total.abs().mean() + LEAST_ERROR) * _noise(own, rng).exp() * (1.0 - own)
-    )
-    errors = size[:, :, None] * (others / others.sum(dim=2, keepdim=True) - own)
-    free = _free(system, errors)
-    return free.view(problems, starts, *free.shape[1:])
-
-
-def _total(system: HeadSystem) -> Float[Tensor, "classes"]:
+def total_errors(system: HeadSystem) -> Float[Tensor, "classes"]:
     """B ∂L/∂b, the errors of all examples together."""
     return system.target @ system.basis[:, -1]
 
 
-def _free(system: HeadSystem, errors: Float[Tensor, "starts batch classes"]) -> Float[Tensor, "starts batch free"]:
+def unknowns_of(
+    system: HeadSystem, errors: Float[Tensor, "starts batch classes"]
+) -> Float[Tensor, "starts batch free"]:
     """The unknowns that explain G the best with these errors."""
     rows = torch.linalg.pinv(errors.transpose(1, 2), rtol=1e-6) @ system.target
     free: Tensor = (rows - system.origin) @ system.directions
     return free
-
-
-def _noise(like: Tensor, rng: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=rng, dtype=torch.float64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.label.counts import residual
+from attacks.label.counts import search
 from attacks.label.counts.residual import certify_counts
 
 CLASSES, WIDTH = 10, 32
@@ -93,13 +93,13 @@ def test_all_that_are_possible_are_tried():
 
 def test_a_search_that_has_not_settled_certifies_nothing(monkeypatch):
     _, *head, bias_grad = head_and_batch([1, 4, 5, 7], 5, 0.3)
-    real = residual.solve_rows
+    real = search.solve_rows
 
     def gives_up(*arguments):
         solution = real(*arguments)
         return replace(solution, settled=solution.residual < 1e-6)
 
-    monkeypatch.setattr(residual, "solve_rows", gives_up)
+    monkeypatch.setattr(search, "solve_rows", gives_up)
     found = certify_counts(*head, bias_grad, estimate(bias_grad, 4), 4)
     assert not found.certified
     assert "has not settled" in found.reason
