@@ -11,7 +11,7 @@ import fedsim
 from attacks.noise import noise_of, noise_of_gradient, quantised_std, std_before_clip
 from attacks.optimization.matching.objectives import Clipped, SquaredL2
 from attacks.optimization.problem import with_clip
-from defenses import QSGD
+from defenses import QSGD, GradientNoise
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.wire.records import Contribution
 from server.sums.summing import RunningSum
@@ -49,7 +49,80 @@ def test_a_defense_says_its_buckets(rng):
     target = {name: tensor.double() for name, tensor in seen.update.tensors.items()}
     found = noise_of(seen, target, 1.0)
     assert found is not None
-    assert torch.equal(found["1.weight"], quantised_std(target["1.weight"], 16))
+    assert torch.equal(found["1.weight"], quantised_std(target["1.weight"], 16, 1 / 7))
+
+
+def heavy(rng, clients=1):
+    scale = torch.randn(24, 512, generator=rng).exp()
+    return [torch.randn(24, 512, generator=rng) * scale for _ in range(clients)]
+
+
+def ratio(true, told):
+    """Root of the mean square of true errors, in units of what is told of all."""
+    return float(true.square().mean().sqrt() / told.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("clients", [2, 8])
+@pytest.mark.parametrize("alike", [False, True])
+def test_in_a_mean_no_steps_show_and_those_published_count(clients, alike, rng):
+    """Read off the sum, its steps were ten to ten thousand times too small."""
+    model = torch.nn.Linear(512, 24, bias=False)
+    seen = fedsim.observe(
+        torch.nn.Sequential(torch.nn.Flatten(), model), torch.rand(1, 2, 16, 16), torch.tensor([1]), defense=[QSGD()]
+    )
+    each = heavy(rng) * clients if alike else heavy(rng, clients)
+    sent = [QSGD().compress({"1.weight": one}, rng)["1.weight"] for one in each]
+    mean = replace(seen.update, tensors={"1.weight": torch.stack(sent).mean(dim=0)})
+    told = noise_of_gradient(replace(seen, update=mean, summed=clients))["1.weight"]
+    true = torch.stack(sent).mean(dim=0) - torch.stack(each).mean(dim=0)
+    assert (0.2 if alike else 0.5) < ratio(true, told) < 1.5
+
+
+@pytest.mark.parametrize("share", ["delta", "weights"])
+def test_weight_decay_is_no_part_of_what_was_quantised(share, rng):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(512, 24))
+    image = torch.rand(1, 2, 16, 16, generator=rng)
+    decay = {"optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1, "weight_decay": 0.1}, "share": share}
+    exact, seen = (fedsim.observe(model, image, [1], defense=one, **decay) for one in ([], ["qsgd"]))
+    told = noise_of_gradient(seen)["1.weight"]
+    assert 0.7 < ratio(seen.gradient["1.weight"] - exact.gradient["1.weight"], told) < 1.4
+
+
+@pytest.mark.parametrize("std", [1e-6, 1e-3])
+def test_noise_behind_hides_the_steps(std, rng):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(512, 24))
+    image = torch.rand(1, 2, 16, 16, generator=rng)
+    noise = {"gradient_noise": {"std": std, "relative_norm": None}}
+    exact, seen = (fedsim.observe(model, image, [1], defense=one) for one in ([], ["qsgd", noise]))
+    told = noise_of_gradient(seen)["1.weight"]
+    assert 0.5 < ratio(seen.gradient["1.weight"] - exact.gradient["1.weight"], told) < 1.5
+
+
+def test_of_few_numbers_the_published_step_says_how_many_the_least_is():
+    """One large number of ten, as of a classifier's bias: seven steps, not one."""
+    error = torch.tensor([-0.9, *[0.1] * 9], dtype=torch.float64)
+    step = float(error.norm()) / 7
+    shared = torch.tensor([-7 * step, 0.0, 0.0, *[0.0] * 7], dtype=torch.float64)
+    assert float(quantised_std(shared, 512, 1 / 7)[1]) < 0.5 * step < float(quantised_std(shared, 512)[1])
+    several = torch.tensor([-6 * step, 2 * step, 3 * step, *[0.0] * 7], dtype=torch.float64)
+    assert float(quantised_std(several, 512, 1 / 7)[1]) == pytest.approx(step / math.sqrt(6), rel=0.2)
+
+
+class OtherNoise(GradientNoise):
+    name = "other_noise"
+
+
+def test_of_two_equal_noises_each_stands_where_it_stands(rng):
+    """The second was taken for the first, and so for one that the clip between them scaled down."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 20))
+    defenses = [GradientNoise(std=0.1), {"gradient_clip": {"max_norm": 0.01}}, OtherNoise(std=0.1)]
+    images = torch.rand(1, 3, 4, 4, generator=rng)
+    found = [
+        fedsim.observe(model, images, [1], defense=defenses, server_round=n).gradient["1.weight"] for n in range(9)
+    ]
+    seen = fedsim.observe(model, images, [1], defense=defenses)
+    told = noise_of_gradient(seen)["1.weight"]
+    assert float(told.mean()) == pytest.approx(float(torch.stack(found).var(dim=0).mean().sqrt()), rel=0.05)
 
 
 MOMENTUM = {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9}
