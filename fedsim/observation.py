@@ -17,6 +17,7 @@ from fedsim.models import (
     Architecture,
     OwnArchitecture,
     ViTRoles,
+    check_mode,
     find_roles,
     own_architecture,
     training_mode_of,
@@ -98,7 +99,8 @@ class Observation:
         """An observation of what came from elsewhere: a gradient, or what local training made of the weights.
 
         Args:
-            model: as the client got it: in the state before its training. It stays as it is.
+            model: as the client got it: in the state before its training, and in the mode of it, `train()` or
+                `eval()`. It stays as it is.
             gradients: of the mean loss, by parameter name, or in the order of `model.named_parameters()` with None
                 where a parameter has none. What is missing counts as withheld. Of floating point; NumPy's will do.
             delta, weights: in place of it the change of the weights, or the weights afterwards, by name, buffers too.
@@ -135,6 +137,7 @@ class Observation:
             raise ConfigError("batch_size", batch_size, f"{protocol.batch_size} as in protocol, or left out beside it")
         count = 1 if batch_size is None else batch_size
         stated = protocol or LocalProtocol(count, training_mode=training_mode_of(model))
+        check_mode(model, stated.training_mode)
         about: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
         about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)

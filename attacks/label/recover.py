@@ -29,7 +29,7 @@ FROM_PUBLIC = ("class_moments", "nearest_public")
 RULES = ("auto", *FROM_WEIGHT, *FROM_REFERENCE, "ilrg", "bias_sign", "bias_corrected", "bias_prior", *FROM_PUBLIC)
 MOST_LABELS = 100_000
 """A client may claim any number of examples, and each label is written down."""
-PROVABLE = 8
+COUNTED_ALONE = 8
 """Largest batch of which `auto` looks for the counts that alone explain the gradient: beyond it that takes seconds."""
 
 
@@ -37,8 +37,8 @@ class RecoverLabels(Attack):
     """The multiset of labels, sorted, by one rule of `attacks.label.rules.basic`, `.counting` or `.membership`.
 
     Of changes by Adam `auto` and `bias_sign` read the signs (`labels_of_signs`), others are refused. Else `auto` takes
-    `label_of_one` for one example; up to `PROVABLE` examples it looks for the only counts that explain the gradient;
-    else, or where none do, `class_moments` with public images that the batch is like, then `bias_prior` with
+    `label_of_one` for one example; up to `COUNTED_ALONE` examples it looks for the only counts that explain the
+    gradient; else, or where none do, `class_moments` with public images that the batch is like, then `bias_prior` with
     auxiliary pictures and `bias_corrected` without.
     Where the bias has no shared gradient, or one of zero, the weight is read: `label_by_weight` for one example, `llg`
     for several. Where that has none either, public images tell: `nearest_public`.
@@ -195,7 +195,7 @@ def _ilrg(observation: Observation, bias_grad: Float[Tensor, "classes"], total: 
 
 def _proof(observation: Observation, total: int, rng: torch.Generator) -> Reconstruction | None:
     """Labels that alone explain the head's gradient, certified or not; None where there are none such."""
-    if total > PROVABLE or head_is_exact(observation):
+    if total > COUNTED_ALONE or head_is_exact(observation):
         return None
     try:
         found = features_of(observation, torch.device("cpu"), rng)

@@ -19,7 +19,7 @@ IMAGE_BY_IMAGE = "image by image, no bound"
 
 
 class GaussianReference(Bound):
-    """dB of the least mean squared error under Gaussian models of images (van Trees 1968): white, smooth, public.
+    """dB of van Trees' bound on the mean squared error under Gaussian models of images: white, smooth, public.
 
     `public` has the mean and spectrum of images that no client holds, where there are any. `image by image` is what
     each image's own linearisation leaves, to first order: no bound, and below the reference where images differ.

@@ -13,7 +13,7 @@ ALL = {
 SETTINGS = {
     "fedsim": """\
   num_clients=40 num_rounds=90 seed=0      the federation
-  strategy=fedavg client.local_steps=10    local training, of client.batch_size=1 images a step
+  strategy=fedavg client.local_steps=1     local training, of client.batch_size=1 images a step
   model.name=vit_small_patch16_224         any timm ViT by name; model.img_size, model.patch_size
   data=imagefolder data.path=DIR           a folder of class folders
   observe.every=20 observe.clients=2       whose updates are attacked
@@ -22,7 +22,7 @@ SETTINGS = {
     "fedsim-audit": """\
   audit.num_images=16 audit.batch_size=1   how many images, and how many in one update
   audit.select=random                      random | per_class | first | [ids of images]
-  client.share=gradient                    gradient | delta | weights, after client.local_steps=10
+  client.share=gradient                    gradient | delta | weights; the two: client.local_steps=1
   model.name=vit_small_patch16_224         any timm ViT by name; model.img_size, model.patch_size
   data=imagefolder data.path=DIR           a folder of class folders
   observation=RUN/observations             attack what a federated run recorded
@@ -58,7 +58,7 @@ EXAMPLES = {
     "fedsim": """\
   fedsim defense=[fixed_pe] attack=[patch_gradient,labels]
   fedsim strategy=fedavg client.batch_size=16 client.local_epochs=2
-  fedsim -m 'defense=[],[fixed_pe],[gradient_noise]'       a sweep; one page compares its runs""",
+  fedsim -m 'defense=[],[fixed_pe]' attack=[first_block]   a sweep; one page compares its runs""",
     "fedsim-audit": """\
   fedsim-audit data=imagefolder data.path=DIR attack=[patch_gradient,labels] defense=[fixed_pe]
   fedsim-audit defense=[gradient_noise] defense.gradient_noise.relative_norm=1e-4

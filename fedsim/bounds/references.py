@@ -41,10 +41,11 @@ def prior_precision(prior: ImagePrior, image_shape: Sequence[int]) -> Float[Tens
 def gaussian_reference(
     each: Sequence[Float[Tensor, "n n"]], precision: Float[Tensor, "n n"], rows: int | None = None
 ) -> float:
-    """dB of the least mean squared error under a Gaussian prior: tr((E[JᵀΣ⁻¹J] + C⁻¹)⁻¹)/n (van Trees 1968).
+    """dB of van Trees' bound on the mean squared error under a Gaussian prior: tr((E[JᵀΣ⁻¹J] + C⁻¹)⁻¹)/n (1968).
 
-    A theorem where images are drawn from that Gaussian and the noise is Gaussian; on real images a reference. The
-    information is averaged over images before the inverse: compare with squared errors averaged over images.
+    A theorem where the noise is Gaussian and the mean of `each` is that over images drawn from that Gaussian; of the
+    images audited a reference. The information is averaged over images before the inverse: compare with squared errors
+    averaged over images.
 
     Of one image after several rounds it takes the sum Σ_t J_tᵀΣ_t⁻¹J_t, where each round's weights depend on earlier
     releases alone, however they were chosen. A client that stops sharing says something by its silence: count that as
@@ -65,8 +66,9 @@ def image_by_image(
     """dB of the squared error that each image's own linearisation leaves, averaged: E[tr((JᵀΣ⁻¹J + C⁻¹)⁻¹)]/n.
 
     The error of the best estimate under that Gaussian, to first order, where the noise is small enough for J to be the
-    same as far as it goes; no bound, and attacks pass it. Never above `gaussian_reference`, which averages the
-    information first: where what is unclear differs from image to image that one rises with the number of images.
+    same as far as it goes; no bound, and attacks pass it. With one precision for all never above `gaussian_reference`,
+    which averages the information first: where what is unclear differs from image to image that one rises with the
+    number of images.
 
     Args:
         precision: C⁻¹ of all, or of each image, as where its class is known.

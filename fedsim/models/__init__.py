@@ -11,7 +11,7 @@ from fedsim.models.architecture import (
 )
 from fedsim.models.checkpoint import load_checkpoint
 from fedsim.models.normaliser import Normaliser
-from fedsim.models.own import OwnArchitecture, own_architecture, training_mode_of
+from fedsim.models.own import OwnArchitecture, check_mode, own_architecture, training_mode_of
 from fedsim.models.roles import ViTRoles, find_roles
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "OwnArchitecture",
     "ViTRoles",
     "architecture_seed",
+    "check_mode",
     "find_roles",
     "input_size",
     "load_checkpoint",

@@ -95,14 +95,31 @@ def training_mode_of(model: nn.Module) -> bool:
     Raises:
         ConfigError: BatchNorm or dropout in one part of it is in another mode than in another.
     """
-    drops = set(random_drops(model))
-    modes = {name: one.training for name, one in model.named_modules() if isinstance(one, _BatchNorm) or name in drops}
+    modes = _modes(model)
     other = next((name for name, mode in modes.items() if mode != model.training), None)
     if other is not None:
         how = "training" if modes[other] else "evaluation"
         expected = f"in one mode as a whole, model.train() or model.eval(): {other} is in {how} mode and others are not"
         raise ConfigError("model", type(model).__name__, expected)
     return model.training
+
+
+def check_mode(model: nn.Module, training_mode: bool) -> None:
+    """A model whose mode changes what it computes, and that is in evaluation mode, is not of a client in the other.
+
+    Raises:
+        ConfigError: of a protocol, whose default is training mode.
+    """
+    modes = _modes(model)
+    if training_mode and modes and not any(modes.values()):
+        expected = f"False, as {next(iter(modes))} of the model is in evaluation mode; or call model.train() before"
+        raise ConfigError("protocol.training_mode", training_mode, expected)
+
+
+def _modes(model: nn.Module) -> dict[str, bool]:
+    """Of the parts that compute something else in training mode, BatchNorm and dropout."""
+    drops = set(random_drops(model))
+    return {name: one.training for name, one in model.named_modules() if isinstance(one, _BatchNorm) or name in drops}
 
 
 def stated_shape(module: nn.Module) -> tuple[int, ...] | None:

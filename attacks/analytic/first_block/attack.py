@@ -49,7 +49,7 @@ class FirstBlock(Attack):
     (`residual`), found position by position; attention says which of them make up one picture (`grouping`), and what
     few missing tokens of it are (`completion`).
 
-    For plain pre-norm blocks and B·T < width. Exact from float64 gradients.
+    For plain pre-norm blocks and B·T < width. Exact from float64 gradients where every token is found.
 
     Args:
         starts: at most so many random starts a position; the search ends when every position has B solutions, or when

@@ -1,4 +1,4 @@
-"""From nearly exact patches to exact ones: pixels are 8-bit numbers, and the equations can prove it."""
+"""From nearly exact patches to exact ones: pixels are 8-bit numbers, and the equations can test it."""
 
 import math
 from dataclasses import dataclass

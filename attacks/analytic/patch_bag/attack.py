@@ -40,8 +40,9 @@ class PatchBag(Attack):
     """Solve block 0 for the patches as a set, then order them by what its attention was found to read.
 
     For one image and blocks that read patches without a position added to them: rotary, relative, or none at all.
-    Exact where fewer tokens than the width were read and float64 gradients are shared; without any positions in the
-    attention the patches are known up to their order, and public images say where each is likely to be.
+    Exact where every patch and the order are found, which asks for float64 gradients and fewer tokens than the width;
+    without any positions in the attention the patches are known up to their order, and public images say where each
+    is likely to be.
 
     Args:
         starts: at most so many random starts for the patches; the search ends when all are found.

@@ -44,9 +44,10 @@ class RowSpace(Attack):
     """Rebuild a picture from ∂L/∂W_p and the first block's ∂L/∂W_qkv alone.
 
     A frozen or withheld position embedding protects nothing: its values are known; a sin-cos one leaves directions
-    open. Exact for one image and a pre-norm first block, where width - tokens exceeds the patches; where equations are
-    short the smoothest picture is taken, and where the gradients of the next projections are shared, those settle the
-    rest. Several pictures, in a batch or one local step after the other, give one mixture, never certified.
+    open. Exact, where well conditioned, for one image and a pre-norm first block, where width - tokens exceeds the
+    patches; where equations are short the smoothest picture is taken, and where the gradients of the next projections
+    are shared, those settle the rest. Several pictures, in a batch or one local step after the other, give one mixture,
+    never certified.
 
     Args:
         later: row spaces of so many later projections refine the solution (first MLP, second attention, …); 0: none.

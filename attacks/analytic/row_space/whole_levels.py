@@ -15,7 +15,7 @@ MAX_EXCESS = 4.0
 """How many times the expected noise the equations of whole-level patches may miss by; 1.1 to 2.3 at the truth."""
 
 MIN_POWER = 6.0
-"""How many times the noise of all equations one wrong pixel must move them, for them to prove that there is none."""
+"""How many times the noise of all equations one wrong pixel must move them, to count as showing that there is none."""
 
 ROUNDING = 2e-7
 """Relative: normalising a whole level in float32 does not end on a whole level."""

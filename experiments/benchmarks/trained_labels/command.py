@@ -16,7 +16,7 @@ from attacks.label.counts.residual import certify_counts
 from attacks.label.public_images.counts import MAX_MISFIT
 from attacks.label.public_images.drift import drifted_counts
 from attacks.label.public_images.moments import ClassMoments, class_moments, fit_counts
-from attacks.label.recover import PROVABLE
+from attacks.label.recover import COUNTED_ALONE
 from attacks.label.rules import basic, counting
 from experiments.benchmarks.heads import head_gradients, head_inputs, train
 from experiments.benchmarks.trained_labels import LOCAL, SIZES
@@ -114,7 +114,7 @@ def rules_of(state: State) -> dict[str, Rule]:
         return fit.counts if fit.misfit <= MAX_MISFIT else bias_prior(w, b, size, rng)
 
     def default(w: Tensor, b: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        if size <= PROVABLE:
+        if size <= COUNTED_ALONE:
             found = certify_counts(weight, bias, w, b, torch.full_like(b, size / CLASSES), size, rng=rng)
             if found.certified or found.alone:
                 return found.counts
@@ -209,7 +209,7 @@ def page(entries: list[Entry], batches: int, lr: float, given: str = "") -> str:
         "CIFAR-10 (32 px, patches of 4), trained by SGD with momentum on batches of 32 of the private images; the "
         "attacked batches are random draws of these, so that the model has been trained on them. Public images are of "
         "no client, with their labels unless a row says otherwise. `no gradient` draws labels like the public images'. "
-        f"`labels` is the default rule: up to {PROVABLE} images counts that alone explain the head's gradient, else "
+        f"`labels` is the default rule: up to {COUNTED_ALONE} images counts that alone explain the head's gradient, else "
         "class_moments or bias_prior, by the misfit.",
         f"`python -m experiments.benchmarks.trained_labels --cifar10 DIR --out DIR --batches {batches}{given}`, {day}, "
         f"{code_and_machine('cpu')}.",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attacks.label.recover import PROVABLE
+from attacks.label.recover import COUNTED_ALONE
 from experiments.benchmarks.trained_labels import LOCAL, command
 from experiments.benchmarks.trained_labels.command import (
     SIMULATED,
@@ -49,5 +49,5 @@ def test_the_page_has_a_row_for_each_rule(untrained):
 def test_few_images_go_by_the_counts_that_alone_explain_the_head(untrained, monkeypatch):
     """With a rule of larger batches that knows nothing."""
     monkeypatch.setattr(command, "fit_counts", lambda *_: SimpleNamespace(counts=torch.zeros(10).long(), misfit=0.0))
-    exact = {size: one_step(untrained, size, 1)[0]["exact"] for size in (PROVABLE, PROVABLE + 1)}
-    assert exact == {PROVABLE: 1.0, PROVABLE + 1: 0.0}
+    exact = {size: one_step(untrained, size, 1)[0]["exact"] for size in (COUNTED_ALONE, COUNTED_ALONE + 1)}
+    assert exact == {COUNTED_ALONE: 1.0, COUNTED_ALONE + 1: 0.0}

@@ -1,5 +1,7 @@
 """The mode of a module of somebody's own: clients put all of it into one."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import timm
@@ -51,6 +53,18 @@ def test_a_part_without_a_mode_may_be_in_any_and_a_stated_mode_is_taken():
     images, labels = torch.rand(4, 3, 4, 4), torch.arange(4)
     assert fedsim.observe(frozen("4"), images, labels).protocol.training_mode
     assert not fedsim.observe(frozen("2"), images, labels, training_mode=False).protocol.training_mode
+
+
+def test_a_model_in_evaluation_mode_is_not_of_a_client_that_is_said_to_have_trained_in_the_other():
+    model = frozen("4").eval()
+    protocol = fedsim.LocalProtocol(batch_size=2, steps=1, optimizer="sgd", lrs=(0.1,))
+    given = {"delta": dict(model.named_parameters()), "image_shape": (3, 4, 4)}
+    words = "protocol.training_mode=True: must be False, as 2 of the model is in evaluation mode; or call model.train"
+    with pytest.raises(ConfigError, match=words):
+        fedsim.Observation.of(model, protocol=protocol, **given)
+    said = dataclasses.replace(protocol, training_mode=False)
+    assert not fedsim.Observation.of(model, protocol=said, **given).protocol.training_mode
+    assert fedsim.Observation.of(model.train(), protocol=protocol, **given).protocol.training_mode
 
 
 @pytest.mark.parametrize(
