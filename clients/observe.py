@@ -120,7 +120,7 @@ def observe(
     recipe.check(runtime.model, architecture.image_shape, share)
     check_accumulation(settings, runtime.model, chain)
     check_precision(settings.precision, runtime.model)
-    chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses, architecture.image_shape))
+    chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses, architecture.image_shape, server_round))
     for name, one in chain.defenses.items():
         if any(isinstance(effect, SumsClients) for effect in one.effects()):
             expected = "left out: the server sees no single client's update behind it; fedsim.audit sums over several"

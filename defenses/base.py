@@ -64,6 +64,7 @@ class Plan:
         strategy: `cfg.strategy`; empty in an audit.
         defenses: all that run, by name, in order.
         image_shape: (channels, height, width) that the model reads; None: not known.
+        server_round: of all updates, in an audit; None: of a federation's rounds, or recorded.
     """
 
     model: nn.Module
@@ -71,6 +72,7 @@ class Plan:
     strategy: Mapping[str, Any]
     defenses: Mapping[str, "Defense"]
     image_shape: tuple[int, int, int] | None = None
+    server_round: int | None = None
 
 
 @dataclass

@@ -132,9 +132,17 @@ class PerturbsSteps(Effect):
 
 @dataclass(frozen=True)
 class TransformsImages(Effect):
-    """Each image is changed by itself before the model sees it, its label is not."""
+    """Each image is changed by itself before the model sees it, its label is not.
 
+    Attributes:
+        first_round: from which on.
+    """
+
+    first_round: int = 0
     KEEPS = ("gradient", "equations", "head")
+
+    def at(self, server_round: int) -> Self | None:
+        return None if server_round < self.first_round else self
 
 
 @dataclass(frozen=True)
@@ -148,10 +156,15 @@ class MasksPositions(Effect):
 
     Attributes:
         embedding: the parameter's name.
+        first_round: from which on.
     """
 
     embedding: str
+    first_round: int = 0
     KEEPS = ("equations", "head")
+
+    def at(self, server_round: int) -> Self | None:
+        return None if server_round < self.first_round else self
 
 
 @dataclass(frozen=True)

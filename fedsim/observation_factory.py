@@ -29,7 +29,13 @@ class ObservationFactory:
         replayer: Replayer | None = None,
         image_prior: PublicPrior | None = None,
         public_images: PublicImages | None = None,
+        images_change_from: int = 0,
     ) -> None:
+        """What is known of every client.
+
+        Args:
+            images_change_from: the first round in which models see changed images, as `image_prior` has them.
+        """
         self._architecture = architecture
         # Copies: the model may be trained, or written into while attacks read.
         self._resting = {n: p.cpu().clone() for n, p in architecture.finetune.resting(model).items()}
@@ -41,6 +47,7 @@ class ObservationFactory:
         self._replayer = replayer
         self._image_prior = image_prior
         self._public_images = public_images
+        self._images_change_from = images_change_from
 
     def make(self, shared: Shared, state: State, auxiliary_probs: Tensor | None = None) -> Observation:
         """An observation of that update.
@@ -62,11 +69,15 @@ class ObservationFactory:
             num_classes=self._architecture.spec.num_classes,
             defenses=self._defenses,
             auxiliary_probs=auxiliary_probs,
-            image_prior=self._image_prior,
+            image_prior=self._prior_of(shared.server_round),
             public_images=self._public_images,
             summed=shared.clients,
             replayer=self._replayer,
         )
+
+    def _prior_of(self, server_round: int) -> PublicPrior | None:
+        prior = self._image_prior
+        return prior if prior is None or server_round >= self._images_change_from else prior.unchanged()
 
     def _roles_of(self, protocol: LocalProtocol) -> ViTRoles:
         """Those found in the model; without a head where its output is not the scores, in the client's mode."""

@@ -46,7 +46,7 @@ class MaskedJigsawPuzzle(Defense):
         per: a mask and a permutation of its own for each `image` (the paper), or one for the `batch` (its code).
         min_block: smallest area of a block in patches; None: 8 of 196 in proportion to the grid.
         probability: that a batch is masked at all (the released code: 0.5).
-        start_round: the first server round with masks. An audit is round 0.
+        start_round: the first server round with masks. An audit is round 0, and refuses a later one.
         class_token: class tokens keep their `own` embedding, or take the `unknown` one in masked pictures.
         shuffle: `patches`; `patches_and_pixels` (SPP): also the pixels of masked patches, alike in each patch of a
             picture (`per` image) or of the batch; or `none`.
@@ -132,8 +132,8 @@ class MaskedJigsawPuzzle(Defense):
 
     def effects(self) -> tuple[Effect, ...]:
         same = self.ratio == 0.0 or self.probability == 0.0 or self.shuffle == "none"
-        found: list[Effect] = [] if same else [TransformsImages()]
-        found += [MasksPositions(UNKNOWN)] if self.embedding == "unknown" else []
+        found: list[Effect] = [] if same else [TransformsImages(self.start_round)]
+        found += [MasksPositions(UNKNOWN, self.start_round)] if self.embedding == "unknown" else []
         found += [AddsPositions(INDEX)] if self.embedding == "indexed" else []
         return (*found, *([] if self.dal == "none" else [AddsRegression(LOCALISER, self.dal_weight.at)]))
 
@@ -182,6 +182,11 @@ class MaskedJigsawPuzzle(Defense):
             later = name in names[place + 1 :]
             if later and type(other).transform_batch is not Defense.transform_batch:
                 raise ConfigError("defense", f"[{', '.join(names)}]", f"{name} first: mjp masks what the model sees")
+        warmup = self.dal_weight.warmup_rounds if self.dal != "none" else 0
+        for key, rounds in (("start_round", self.start_round), ("lambda_warmup_rounds", warmup)):
+            if plan.server_round is not None and plan.server_round < rounds:
+                expected = f"at most {plan.server_round}, the round of every update outside of a federation"
+                raise ConfigError(f"defense.mjp.{key}", rounds, expected)
         if self.needs_positions:
             position_embedding(plan.model)
         for name, other in plan.defenses.items():

@@ -68,7 +68,8 @@ def seen_through(
     normaliser = Normaliser(model)
 
     def seen(images: Tensor) -> Tensor:
-        defenses.begin(ClientRound(0, len(images), model=copy.deepcopy(model)))  # as a client of its own
+        turn = ClientRound(changed_from(defenses), len(images), model=copy.deepcopy(model))  # as a client of its own
+        defenses.begin(turn)
         parts = []
         for batch in normaliser(images).split(batch_size):
             labels = torch.randint(2, (len(batch),), generator=rng)
@@ -76,6 +77,11 @@ def seen_through(
         return normaliser.inverse(torch.cat(parts))
 
     return seen
+
+
+def changed_from(defenses: DefenseChain) -> int:
+    """The round from which on clients' models see changed images; 0 where no defense says so."""
+    return max((one.first_round for one in defenses.effects() if isinstance(one, TransformsImages)), default=0)
 
 
 def public_images(held: ImageSet) -> PublicImages | None:

@@ -26,7 +26,7 @@ from defenses.update.withholding import Withhold
 from experiments.cli.call import say_doing
 from experiments.cli.machine import cores
 from experiments.cli.validation import check_compiler, check_gpus, check_room, crews, placement, worker_counts
-from experiments.engine.guess import not_attacked, public_images, public_mean, public_prior, seen_through
+from experiments.engine.guess import changed_from, not_attacked, public_images, public_mean, public_prior, seen_through
 from experiments.engine.model_checks import check_trainable
 from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data import FederatedData, ImageSet
@@ -40,7 +40,7 @@ from fedsim.observation_factory import ObservationFactory
 from fedsim.public_images import PublicImages
 from fedsim.report.wording import count
 from fedsim.settings.class_folders import refuse_one_class
-from fedsim.settings.commands import FederatedConfig, JobConfig, PriorConfig, RunConfig, config_of
+from fedsim.settings.commands import AuditConfig, FederatedConfig, JobConfig, PriorConfig, RunConfig, config_of
 from fedsim.settings.composition import build_data, build_finetune, build_spec, image_side
 from fedsim.settings.groups import ClientSettings
 from fedsim.settings.schema import plain
@@ -150,7 +150,8 @@ class Setup:
     def factory(self) -> ObservationFactory:
         config = self.config
         described = [{"name": name, **settings} for name, settings in config.hooks.items()]
-        return ObservationFactory(self.architecture, self.model, self.image_shape, described, replay, *self._public)
+        about = self.architecture, self.model, self.image_shape, described, replay
+        return ObservationFactory(*about, *self._public, changed_from(self.defenses))
 
     @cached_property
     def held(self) -> ImageSet:
@@ -246,7 +247,9 @@ def assemble(
     architecture.finetune.check(model, image_shape, config.client.share)
     check_accumulation(config.client, model, defenses)
     check_precision(config.client.precision, model)
-    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, image_shape))
+    recorded = isinstance(config, AuditConfig) and config.observation is not None
+    server_round = None if isinstance(config, FederatedConfig) or recorded else 0
+    defenses.check(Plan(model, plain(config.client), strategy, defenses.defenses, image_shape, server_round))
     every = [(name, stage) for name, attack in attacks.items() for stage in stages(name, attack).values()]
     # Whatever attack finds an image as the model saw it, the client's own is guessed from public ones.
     changed = any(isinstance(effect, TransformsImages | MixesImages) for effect in defenses.effects())

@@ -106,6 +106,10 @@ class PublicPrior:
             whole, mean=alike.coloured((share * mean)[None])[0], spectrum=spread.clamp(min=LEAST_STD**2).sqrt()
         )
 
+    def unchanged(self) -> "PublicPrior":
+        """The same where a client's model sees images as they are."""
+        return replace(self, seen_mean=None, own_share=None, mirrors=None)
+
     def own_images(self, seen: Float[Tensor, "batch c h w"], among: int = 1) -> Float[Tensor, "batch c h w"] | None:
         """The best guess at the client's own images from what its model saw; None where they are the same.
 

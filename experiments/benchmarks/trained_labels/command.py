@@ -209,8 +209,8 @@ def page(entries: list[Entry], batches: int, lr: float, given: str = "") -> str:
         "CIFAR-10 (32 px, patches of 4), trained by SGD with momentum on batches of 32 of the private images; the "
         "attacked batches are random draws of these, so that the model has been trained on them. Public images are of "
         "no client, with their labels unless a row says otherwise. `no gradient` draws labels like the public images'. "
-        f"`labels` is the default rule: up to {COUNTED_ALONE} images counts that alone explain the head's gradient, else "
-        "class_moments or bias_prior, by the misfit.",
+        f"`labels` is the default rule: up to {COUNTED_ALONE} images counts that alone explain the head's gradient, "
+        "else class_moments or bias_prior, by the misfit.",
         f"`python -m experiments.benchmarks.trained_labels --cifar10 DIR --out DIR --batches {batches}{given}`, {day}, "
         f"{code_and_machine('cpu')}.",
     ]

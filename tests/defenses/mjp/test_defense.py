@@ -1,5 +1,6 @@
 import inspect
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from defenses import (
 from defenses.mjp import UNKNOWN
 from defenses.mjp.defense import _warn_of_identity
 from defenses.mjp.mask import CHUNK
-from fedsim.effects import AddsRegression, Clips
+from fedsim.effects import AddsRegression, Clips, MasksPositions, TransformsImages, effects_in
 from fedsim.errors import ConfigError
 from fedsim.models import ModelSpec
 from tests.defenses.mjp import slow
@@ -125,6 +126,28 @@ def test_from_a_round_on_and_with_a_probability():
     changed = [not torch.equal(mjp.transform_batch(batch_of(), rng).images, batch_of().images) for _ in range(200)]
     assert mjp.measurements()["masked_batches"] == pytest.approx(sum(changed) / 200)
     assert 70 < sum(changed) < 130
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"), [({"start_round": 2}, "start_round=2"), ({"dal": "linear", "lambda_warmup_rounds": 2}, "")]
+)
+def test_an_update_of_a_round_before_it_begins_is_none_behind_it(settings, key):
+    """Such an audit measured clients without the defense, under its name."""
+    mjp = MaskedJigsawPuzzle(0.3, **settings)
+    model = mjp.wrap_model(SPEC.build(0))
+    plan = Plan(model, {}, {}, {"mjp": mjp})
+    mjp.check(plan)
+    mjp.check(replace(plan, server_round=2))
+    key = key or "lambda_warmup_rounds=2"
+    words = rf"defense.mjp.{key}: must be at most 0, the round of every update outside of a federation"
+    with pytest.raises(ConfigError, match=words):
+        mjp.check(replace(plan, server_round=0))
+
+
+def test_effects_are_of_rounds_with_masks():
+    mjp = MaskedJigsawPuzzle(0.3, start_round=2)
+    kinds = [{type(one) for one in effects_in(number, mjp.effects())} for number in (1, 2)]
+    assert kinds[1] - kinds[0] == {TransformsImages, MasksPositions}
 
 
 def test_measurements_are_the_turns():

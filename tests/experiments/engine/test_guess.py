@@ -10,16 +10,20 @@ import torch
 import fedsim
 from attacks.base import Attack, Needs, NotApplicable
 from defenses.base import Defense, DefenseChain
-from experiments.engine.guess import not_attacked, public_mean, seen_through
+from defenses.mjp.defense import MaskedJigsawPuzzle
+from experiments.engine.guess import changed_from, not_attacked, public_mean, seen_through
 from experiments.engine.setup import prepare
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.data.copies import contents
 from fedsim.effects import TransformsImages
 from fedsim.errors import ConfigError, require
 from fedsim.ground_truth import GroundTruth
 from fedsim.models import ModelSpec
+from fedsim.observation_factory import ObservationFactory
 from fedsim.result import AttackResult
 from fedsim.storage.run_folder import RunFolder
 from fedsim.tracking import Trackers
+from fedsim.update import Shared
 from server.attack_queue.results import ResultWriter
 from tests.support.federation import settings
 
@@ -190,6 +194,26 @@ def test_what_defenses_make_of_images_is_measured_on_public_ones():
     assert float(hidden.own_share) < 0.1
     assert torch.equal(seen_by_model("defense=[mjp_jp]", "defense.mjp_jp.ratio=0.3").own_share, jigsaw.own_share)
     assert torch.equal(jigsaw.mean, plain.mean)
+
+
+def test_what_models_see_is_of_the_rounds_in_which_images_are_changed():
+    """Of images before them the server takes none for changed."""
+    chain = DefenseChain({"mjp_jp": MaskedJigsawPuzzle(0.5, embedding="own", start_round=3)})
+    model = ModelSpec("vit_nano_patch2_8", 10).build(0)
+    chain.wrap_model(model)
+    public = torch.rand(9, 3, 8, 8)
+    changed = seen_through(chain, model, 3, torch.Generator())(public).float()
+    assert not torch.allclose(changed, public, atol=0.1)
+    assert changed_from(chain) == 3
+    seen = fedsim.observe(model, public[:1], torch.tensor([1]))
+    factory = ObservationFactory(
+        seen.architecture, model, (3, 8, 8), image_prior=PublicPrior.of(public, changed), images_change_from=3
+    )
+    priors = [
+        factory.make(Shared(seen.update, seen.protocol, server_round=number), seen.global_state).image_prior
+        for number in (2, 3)
+    ]
+    assert [prior.seen_mean is None for prior in priors] == [True, False]
 
 
 class Keyed(Defense):
