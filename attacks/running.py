@@ -75,16 +75,16 @@ def run_attack(
         scratch: where the attack may keep what another try goes on from; whoever takes the result removes it
             (`attacks.session.discard`), once the result is safe.
         earlier: observations of the same client's same images; an attack that reads several rounds gets them too. One
-            that refuses them is run on this round alone, and says so as its reason.
+            that refuses them, or fails of them, is run on this round alone, and says so as its reason.
     """
     make = partial(_with_session, name, settings, seed, device, scratch)
     if not earlier or not reads_history(settings):
         return _one(observation, name, make, seed, device)
     whole = _on_rounds(observation, name, make, seed, device, earlier)
-    if whole.status != "refused":
+    if whole.status not in ("refused", "failed") or breaks_process(whole):
         return whole
     alone = _one(observation, name, make, seed, device)
-    if alone.status == "refused":
+    if alone.status in ("refused", whole.status):
         return whole
     return _also(alone, f"of this round alone: {whole.reason}")
 

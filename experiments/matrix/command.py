@@ -199,7 +199,7 @@ def _side_by_side(progress: MatrixProgress, waiting: list[MatrixRun]) -> Iterato
                     continue
                 pool.submit(unit, partial(_run_on, _inline(unit, plain(simulation))))
                 progress.running.append(unit)
-            for ended in pool.wait(SECONDS_BETWEEN_LOOKS) + pool.expire(_limit(progress)):
+            for ended in pool.wait(SECONDS_BETWEEN_LOOKS) + pool.expire(lambda unit, _: _limit(progress, unit)):
                 yield ended.tag, ended.value or UnitEnd("failed", ended.error or "")
     finally:
         pool.close()
@@ -215,13 +215,14 @@ def _run_on(unit: MatrixRun, worker: Any) -> Any:
     return worker.run.remote(unit)
 
 
-def _limit(progress: MatrixProgress) -> float:
-    """Seconds that one unit may take: as long as all of its attacks, or all of its rounds, may take together."""
-    config = progress.config
-    updates = config.audit.num_images
-    attacks = attacks_timeout(config, {name for unit in progress.units for name in unit.config["attack"]}) * updates
-    rounds = config.round_timeout * config.num_rounds
-    return max(attacks, rounds)
+def _limit(progress: MatrixProgress, unit: MatrixRun) -> float:
+    """Seconds that it may take: as long as all rounds, or all of its attacks, may take together; a row has its own."""
+    rounds: int = unit.config.get("num_rounds", progress.config.num_rounds)
+    limit = progress.config.round_timeout * rounds
+    if unit.kind == TRAINING:
+        return limit
+    audit = parse(AuditConfig, unit.config)
+    return max(limit, attacks_timeout(audit, set(audit.attack)) * audit.audit.count)
 
 
 def _training(progress: MatrixProgress, audit: MatrixRun) -> UnitEnd | None:

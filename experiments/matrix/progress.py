@@ -287,7 +287,6 @@ def _mismatch(trainings: Sequence[MatrixRun], audits: Sequence[MatrixRun]) -> st
 def _facts(progress: MatrixProgress) -> tuple[tuple[str, str], ...]:
     config = progress.config
     audit, client, model = config.audit, config.client, config.model
-    pictures = len(audit.select) if isinstance(audit.select, list) else audit.num_images
     rounds = f"{config.num_clients} clients, {config.num_rounds} rounds"
     facts = {
         "Model": model["name"],
@@ -296,7 +295,7 @@ def _facts(progress: MatrixProgress) -> tuple[tuple[str, str], ...]:
         "Training": f"{rounds}, batches of {client.batch_size}",
         "Trainings a row": config.matrix.seeds,
         "Test images": progress.test_pictures,
-        "Audited": f"{pictures} images in updates of {audit.batch_size}, where a row says nothing else",
+        "Audited": f"{audit.count} images in updates of {audit.batch_size}, where a row says nothing else",
         "Shared": client.share,
         "Seed": config.seed,
     }

@@ -22,6 +22,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 SHARED = ("seed", "client", "ray", "data", "model", "finetune", "defense", "tracker", "simulation")
 TRAINING = ("num_clients", "num_rounds", "partition", "strategy", "evaluate_every", "checkpoint_every", "round_timeout")
 
+RESUME_EVERY = 30.0
+"""Seconds between resume points of a training, as of a federated run."""
+
 OF_THE_MATRIX = ("seed", "attack", "matrix", "run_dir")
 """First parts of keys that every row has from the whole matrix; `simulation` too, where rows run side by side."""
 
@@ -128,7 +131,8 @@ def described(column: Asked, attack: Config, blind: bool = False) -> MatrixColum
 def training_config(row: Config) -> Config:
     """The settings of a federated run that nobody attacks."""
     quiet = {"every": 0, "clients": 0, "save": False}
-    return {**{key: row[key] for key in (*SHARED, *TRAINING)}, "audit": False, "attack": {}, "observe": quiet}
+    about = {"audit": False, "attack": {}, "observe": quiet, "resume_every_seconds": RESUME_EVERY}
+    return {**{key: row[key] for key in (*SHARED, *TRAINING)}, **about}
 
 
 def audit_config(row: Config, attacks: Mapping[str, Config], checkpoint: str | None = None) -> Config:

@@ -28,10 +28,10 @@ from fedsim.data.copies import most_copies
 from fedsim.errors import ConfigError, RunError
 from fedsim.metrics.image import psnr
 from fedsim.report.matrix.read import BASELINE, read_cells
-from fedsim.settings.commands import AuditConfig
+from fedsim.settings.commands import AuditConfig, RunConfig
 from fedsim.settings.composition import Config
 from fedsim.settings.knowledge import without_knowledge
-from fedsim.settings.schema import parse
+from fedsim.settings.schema import parse, plain
 from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.simulation.ray_cluster import quiet_environment
 from fedsim.simulation.shipping import absolute, absolute_checkpoints
@@ -45,7 +45,8 @@ SEAL, ASKED = "sealed.json", "asked.json"
 TRACEBACK = "traceback.txt"
 """Of the fault that ended a run, in its folder."""
 
-WITHOUT_EFFECT = ("run_dir", "simulation", "ray", "tracker", "attack", "round_timeout")
+RESUMED = ("resume", "resume_every_seconds")
+WITHOUT_EFFECT = ("run_dir", "simulation", "ray", "tracker", "attack", "round_timeout", *RESUMED)
 """On a training or an audit; of `simulation` some settings have one."""
 
 
@@ -221,15 +222,42 @@ def quiet() -> Iterator[None]:
 
 
 def _train(unit: MatrixRun) -> None:
-    """From the start: a federated run cannot go on in its middle."""
-    if unit.folder.exists():
-        shutil.rmtree(unit.folder)
-    start = time.perf_counter()
+    """On from the last resume point of an earlier call with the same settings; from the start where there is none."""
+    folder, start = unit.folder, time.perf_counter()
     with quiet():
-        run_federated(unit.config | {"run_dir": str(unit.folder)}, unit.folder)
+        if not (_can_go_on(unit) and _goes_on(unit)):
+            shutil.rmtree(folder, ignore_errors=True)
+            run_federated(unit.config | {"run_dir": str(folder)}, folder)
     asked = {"settings": unit.settings, "gpus": _has_gpus(unit), "attacks": {}, "content": unit.content}
     _write(unit.folder / ASKED, asked)
     _write(unit.folder / SEAL, {"attacks": [], "seconds": time.perf_counter() - start})
+
+
+def _can_go_on(unit: MatrixRun) -> bool:
+    """Whether a training with these settings was begun in the folder and not ended."""
+    recorded = _read_settings(unit.folder / "config.yaml")
+    whole = plain(parse(RunConfig, unit.config | {"run_dir": str(unit.folder)}))  # as a run writes its settings there
+    asked = replace(unit, config=whole).settings
+    return recorded is not None and replace(unit, config=whole | recorded).settings == asked
+
+
+def _goes_on(unit: MatrixRun) -> bool:
+    """Train the rest; False where no resume point is whole, or of other content."""
+    try:
+        run_federated(unit.config | {"run_dir": str(unit.folder), "resume": str(unit.folder)}, unit.folder)
+    except ConfigError as error:
+        if error.key not in ("resume", "run_dir"):
+            raise
+        return False
+    return True
+
+
+def _read_settings(path: Path) -> Config | None:
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _audit(unit: MatrixRun) -> None:

@@ -119,7 +119,8 @@ def _draw_group(subjects: Sequence[Subject], measure: MeasureSettings, seed: int
                             subject.model(subject.normalise(images))
             except NotApplicable:
                 break
-            maps.append(attention.attention_maps(taken[0].cpu(), size[0], subject.roles.prefix_tokens).mean(dim=1))
+            tokens = subject.roles.prefix_tokens, subject.roles.class_token is not None
+            maps.append(attention.attention_maps(taken[0].cpu(), size[0], *tokens).mean(dim=1))
         if len(maps) == 2:
             views.append(attention.AttentionView(subject.name, *maps))
     if not views:

@@ -256,12 +256,17 @@ class AuditedImages:
         str | list[Any], Rule(SELECT.words, lambda v: isinstance(v, list) or SELECT.valid(v), SELECT.options)
     ]
 
+    @property
+    def count(self) -> int:
+        """How many pictures."""
+        return len(self.select) if isinstance(self.select, list) else self.num_images
+
     def check_batches(self) -> None:
         """Raises ConfigError where one update would hold fewer images than the others, or an id is there twice."""
         listed = isinstance(self.select, list)
         if listed and (not self.select or len(set(map(str, self.select))) < len(self.select)):
             raise ConfigError("audit.select", f"[{','.join(map(str, self.select))}]", "ids of pictures, each once")
-        images, batch = len(self.select) if listed else self.num_images, self.batch_size
+        images, batch = self.count, self.batch_size
         if images % batch:
             fewer = images // batch * batch
             enough = f"{fewer} or {fewer + batch}" if fewer else f"{batch}"

@@ -12,6 +12,7 @@ from torch import nn
 import fedsim
 from attacks.base import Reconstruction
 from attacks.label import RecoverLabels
+from attacks.optimization import GaussNewton
 from attacks.optimization.second_order.attack import _named_most, _parts
 from attacks.running import run_attack
 from attacks.session import discard
@@ -264,3 +265,16 @@ def test_a_fault_of_the_last_alone_is_its_reason(rounds, monkeypatch):
     result = run_attack(rounds[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=[other])
     assert result.status == "failed"
     assert result.reason.startswith("ValueError: the fault; of this round alone: ")
+
+
+def test_of_rounds_that_it_fails_of_the_last_is_attacked_alone(rounds, monkeypatch):
+    """A fault in what reads several rounds hid what one of them gives away."""
+
+    def broken(*_):
+        raise ValueError("the fault")
+
+    monkeypatch.setattr(GaussNewton, "run_history", broken)
+    settings = {"_target_": "attacks.optimization.GaussNewton", "steps": 3, "starts": ["mean"], "draws": 0, "frames": 0}
+    result = run_attack(rounds[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=rounds[:1])
+    assert result.status == "done"
+    assert result.reason.startswith("of this round alone: ValueError: the fault")

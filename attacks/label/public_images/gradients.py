@@ -17,8 +17,9 @@ from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
 
-FOLDED = 8192
-"""Numbers that a longer gradient is folded into, with random signs: its cosines are off by about 1/√8192."""
+FOLDED = 8191
+"""Numbers that a longer gradient is folded into, with random signs: its cosines are off by about 1/√8191. Odd, and so
+no multiple of a layer's width: all of a column that weighs much would fall on a few of them."""
 MOST_A_CLASS = 32
 """Public images of one class whose gradients are computed."""
 TOGETHER, MOST_TOGETHER = 2**26, 64

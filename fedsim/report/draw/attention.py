@@ -48,14 +48,15 @@ def last_attention(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def attention_maps(
-    attention: Float[Tensor, "b heads tokens tokens"], grid: tuple[int, int], prefix: int
+    attention: Float[Tensor, "b heads tokens tokens"], grid: tuple[int, int], prefix: int, has_class_token: bool
 ) -> Float[Tensor, "b heads rows columns"]:
-    """What the first token before the patches gives each of them; without one, what a patch gets from all on average.
+    """What the class token gives each patch; without one, what a patch gets from all patches on average.
 
     Args:
         prefix: how many class, distillation and register tokens stand before the patches.
+        has_class_token: the first of them is one.
     """
-    queries = attention[:, :, :1] if prefix else attention
+    queries = attention[:, :, :1] if has_class_token else attention[:, :, prefix:]
     maps: Tensor = queries[..., prefix:].mean(dim=2).unflatten(2, grid)
     return maps
 

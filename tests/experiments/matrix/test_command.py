@@ -5,6 +5,7 @@ import json
 import statistics
 from collections import Counter
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from experiments.cli import validation
 from experiments.engine import setup
 from experiments.engine.choice import on_engine
 from experiments.matrix import command as leakage_matrix
+from experiments.matrix import rows as matrix_rows
 from experiments.matrix import units as matrix_units
 from fedsim.errors import ConfigError
 from fedsim.report.matrix import figures as matrix_figures
@@ -22,7 +24,9 @@ from fedsim.report.run.images.counts import Counts
 from fedsim.simulation import placement
 from fedsim.storage.durable import locked
 from server.attack_queue.results import ResultWriter
+from server.resume.points import ResumePoints
 from tests.experiments.run_files import rows
+from tests.support.federation import settings as composed
 
 FEW = ["data.test_fraction=0.05", "data.auxiliary_fraction=0.05"]
 SMALL = ["num_clients=3", "num_rounds=1", "client.batch_size=4", "audit.num_images=2", "simulation=inline", *FEW]
@@ -209,16 +213,63 @@ def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, who
     assert first == whole()
 
 
-def test_a_training_that_did_not_finish_is_done_again_from_its_start(matrix, computed, monkeypatch):
-    root, *_ = matrix("matrix.rows=[none]")
-    before = json.loads((root / "matrix.json").read_text())["rows"][0]["accuracy"]
-    folder = root / "rows" / "none" / "training-0"
-    (folder / matrix_units.SEAL).unlink()
-    (folder / "metrics.jsonl").write_text('{"round": 0, "accuracy": 0.99, "failures": []}\n')
-    computed.clear()
-    matrix("matrix.rows=[none]")
-    assert dict(computed) == {"none/training-0": 1}
-    assert json.loads((root / "matrix.json").read_text())["rows"][0]["accuracy"] == before
+def test_a_training_that_did_not_finish_goes_on(matrix, tmp_path, monkeypatch):
+    """From its last resume point, to the same numbers; with none that is whole from its start."""
+    few = ["matrix.rows=[none]", "num_rounds=3"]
+    monkeypatch.setattr(matrix_rows, "RESUME_EVERY", 0.0)
+    whole, *_ = matrix(*few, folder=tmp_path / "at_once")
+    after, ended = ResumePoints.after_round, []
+
+    def interrupted(self, *arguments):
+        after(self, *arguments)
+        ended.append(arguments)
+        if len(ended) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResumePoints, "after_round", interrupted)
+    root, *_ = matrix(*few, code=130)
+    matrix(*few)
+    assert len(ended) == 3
+    assert numbers(root) == numbers(whole)
+
+    ended.clear()
+    broken, *_ = matrix(*few, folder=tmp_path / "broken", code=130)
+    for manifest in (broken / "rows" / "none" / "training-0" / "resume").glob("round-*/manifest.json"):
+        manifest.unlink()
+    matrix(*few, folder=broken)
+    assert len(ended) == 2 + 3
+    assert numbers(broken) == numbers(whole)
+
+
+def test_a_training_is_not_gone_on_with_by_other_settings(matrix, monkeypatch):
+    few = ["matrix.rows=[none]", "num_rounds=2"]
+    monkeypatch.setattr(matrix_rows, "RESUME_EVERY", 0.0)
+    after, ended = ResumePoints.after_round, []
+
+    def interrupted(self, *arguments):
+        after(self, *arguments)
+        ended.append(arguments)
+        if len(ended) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResumePoints, "after_round", interrupted)
+    matrix(*few, code=130)
+    matrix(*few, "client.optimizer.lr=0.02")
+    assert len(ended) == 1 + 2
+
+
+def test_a_unit_has_as_long_as_its_own_images_and_rounds_ask_for(tmp_path):
+    def limit(kind, **own):
+        unit = matrix_units.MatrixRun("none", kind, "0", tmp_path, {**configs[kind], **own})
+        return leakage_matrix._limit(SimpleNamespace(config=SimpleNamespace(round_timeout=2.0, num_rounds=3)), unit)
+
+    configs = {
+        matrix_units.TRAINING: {},
+        matrix_units.AUDIT: composed("audit", "attack=[labels]", "simulation.attack_timeout=10"),
+    }
+    audit = {**configs[matrix_units.AUDIT]["audit"], "select": list(range(200))}
+    assert [limit(matrix_units.TRAINING), limit(matrix_units.TRAINING, num_rounds=5)] == [6.0, 10.0]
+    assert [limit(matrix_units.AUDIT), limit(matrix_units.AUDIT, audit=audit)] == [160.0, 2000.0]
 
 
 def test_rows_and_columns_are_added_to_what_there_is_and_other_settings_are_refused(matrix, computed):

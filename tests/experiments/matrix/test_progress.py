@@ -32,7 +32,7 @@ def row(tmp_path):
         for unit in audits:
             unit.folder.mkdir(exist_ok=True)
             (unit.folder / ASKED).write_text(json.dumps({"updates": 1, **asked}))
-        audit = SimpleNamespace(select=None, num_images=1, batch_size=1)
+        audit = SimpleNamespace(count=1, batch_size=1)
         settings = {"audit": audit, "client": SimpleNamespace(batch_size=1, share="delta"), "model": {"name": "m"}}
         settings |= {"num_clients": 2, "num_rounds": 1, "data": {}, "strategy": {}, "seed": 0}
         config = SimpleNamespace(**settings, matrix=SimpleNamespace(seeds=len(seeds), states=("initial",)))

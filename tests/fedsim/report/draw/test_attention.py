@@ -53,11 +53,18 @@ def test_the_model_is_as_before():
 
 def test_what_the_class_token_sees(rng):
     attention = torch.rand(2, 3, 13, 13, generator=rng).softmax(-1)
-    maps = attention_maps(attention, (3, 4), 1)
+    maps = attention_maps(attention, (3, 4), 1, True)
     assert maps.shape == (2, 3, 3, 4)
     assert maps[1, 2, 2, 1] == attention[1, 2, 0, 1 + 2 * 4 + 1]
-    got = attention_maps(attention[:, :, 1:, 1:], (3, 4), 0)
+    got = attention_maps(attention[:, :, 1:, 1:], (3, 4), 0, False)
     torch.testing.assert_close(got[0, 0, 1, 1], attention[0, 0, 1:, 1 + 5].mean())
+
+
+def test_of_registers_without_a_class_token_none_is_taken_for_it(rng):
+    """The first of them was drawn as if it were one."""
+    attention = torch.rand(2, 3, 16, 16, generator=rng).softmax(-1)
+    maps = attention_maps(attention, (3, 4), 4, False)
+    torch.testing.assert_close(maps[1, 2, 2, 1], attention[1, 2, 4:, 4 + 2 * 4 + 1].mean())
 
 
 def test_models_without_attention_say_so():
