@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attacks.analytic.linear.patches import patchify, unpatchify
+from attacks.conjugate_gradients import conjugate_gradients
 
 Edges = tuple[Tensor, Tensor]
 
@@ -45,15 +46,18 @@ def complete(
         edges = _differences(unpatchify(base + coordinates @ directions, grid, patch))
         weights = _weights(edges, kept, first=number == 0)
 
-        def curvature(c: Tensor, weights: Edges = weights) -> Tensor:
+        def curvature(v: Tensor, weights: Edges = weights) -> Tensor:
+            c = v.view(len(patches), len(free))
             horizontal, vertical = _differences(unpatchify(c @ directions, grid, patch))
             pulled = _gather((weights[0] * horizontal, weights[1] * vertical), grid, patch)
-            return pulled @ directions.T + prior * c
+            return (pulled @ directions.T + prior * c).flatten()
 
         slope = _gather((weights[0] * edges[0], weights[1] * edges[1]), grid, patch) @ directions.T
         right_hand = -slope - prior * coordinates
         scale = prior + 4.0 * float(weights[0].mean()) * directions.square().sum(dim=1)
-        coordinates = coordinates + _conjugate_gradients(curvature, right_hand, scale, iterations)
+        diagonal = scale.expand_as(right_hand).flatten()
+        step, _, _ = conjugate_gradients(curvature, right_hand.flatten(), diagonal.reciprocal().mul, 1e-6, iterations)
+        coordinates = coordinates + step.view_as(right_hand)
     return patches + coordinates @ free
 
 
@@ -97,23 +101,3 @@ def _seams(torn: Float[Tensor, " tokens"], grid: tuple[int, int], patch: tuple[i
     horizontal = (number[..., 1:] != number[..., :-1]) & ((whole[..., 1:] + whole[..., :-1]) > 0)
     vertical = (number[..., 1:, :] != number[..., :-1, :]) & ((whole[..., 1:, :] + whole[..., :-1, :]) > 0)
     return (~horizontal).to(torn.dtype), (~vertical).to(torn.dtype)
-
-
-def _conjugate_gradients(curvature: object, right_hand: Tensor, scale: Tensor, iterations: int) -> Tensor:
-    """Preconditioned by the diagonal `scale`."""
-    assert callable(curvature)
-    solution, residual = torch.zeros_like(right_hand), right_hand
-    steps = residual / scale
-    direction, size = steps, float((residual * steps).sum())
-    enough = 1e-12 * size
-    for _ in range(iterations):
-        if size <= enough:
-            break
-        curved = curvature(direction)
-        length = size / float((direction * curved).sum())
-        solution = solution + length * direction
-        residual = residual - length * curved
-        steps = residual / scale
-        new = float((residual * steps).sum())
-        direction, size = steps + (new / size) * direction, new
-    return solution

@@ -3,17 +3,15 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from timm.data.imagenet_info import ImageNetInfo
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.errors import ConfigError
 from fedsim.models import find_roles
+from fedsim.models.checkpoint import read_checkpoint
 from fedsim.update import State
 
 SYNSET = re.compile(r"n\d{8}")
@@ -39,13 +37,7 @@ def read_weights(path: Path) -> State:
     Raises:
         ConfigError: it holds none.
     """
-    try:
-        if path.suffix == ".safetensors":
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return dict(state.get("model", state.get("state_dict", state)))
-    except (OSError, RuntimeError, SafetensorError, UnpicklingError, AttributeError) as error:
-        raise ConfigError("--checkpoint", path, f"a state dict: {' '.join(str(error).split())[:150]}") from error
+    return dict(read_checkpoint(path, "--checkpoint").state)
 
 
 def class_count(path: Path, head: str = "head.bias") -> int:

@@ -8,7 +8,7 @@ import torch
 
 from attacks.forward_mode import jacobian
 from attacks.optimization.second_order.steps.levenberg_marquardt import LMState, take_step
-from attacks.optimization.second_order.steps.products import KeptProducts, MatrixFree, conjugate_gradients
+from attacks.optimization.second_order.steps.products import KeptProducts, MatrixFree
 from attacks.optimization.second_order.steps.sketch import Pieces, Sketch, sketch
 
 
@@ -214,16 +214,6 @@ def test_a_valley_is_followed_to_its_end(curved, x):
         if not state.ended:
             take_step(state, residual, system)
     assert torch.allclose(state.x, truth, atol=1e-6)
-
-
-def test_conjugate_gradients_end_at_the_solution(rng):
-    matrix = torch.randn(9, 6, generator=rng, dtype=torch.float64)
-    normal, right = matrix.T @ matrix, torch.randn(6, generator=rng, dtype=torch.float64)
-    found, left, iterations = conjugate_gradients(lambda v: normal @ v, right, lambda v: v, 1e-10, 50)
-    assert torch.allclose(found, torch.linalg.solve(normal, right))
-    assert torch.allclose(left, right - normal @ found)
-    assert iterations <= 8
-    assert conjugate_gradients(lambda v: normal @ v, 0.0 * right, lambda v: v, 1e-10, 50)[2] == 0
 
 
 @pytest.mark.parametrize("active", [12, 7])
