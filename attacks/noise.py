@@ -52,23 +52,32 @@ def noise_of(
     sent = math.fsum(float(one.square().sum()) for one in shared.values())
     sent /= max(1, sum(tensor.numel() for tensor in shared.values()))
     squares = {name: torch.zeros_like(tensor) for name, tensor in target.items()}
+
+    def added(place: int, noise: AddsNoise) -> float:
+        if noise.relative:
+            return (noise.std / scale) ** 2 * sent / (1.0 + noise.std**2)
+        square = (noise.std / _units(noise, observation, scale)) ** 2
+        bound = _clip_behind(place, observation, whole, scale)
+        return square * min(1.0, bound**2 / max(signal**2 + square * count, 1e-300))
+
     for place, effect in effects:
+        if isinstance(effect, AddsNoise):
+            more = added(place, effect)
+            squares = {name: square + more for name, square in squares.items()}
+            continue
+        behind = [added(*one) for one in _added(observation) if one[0] > place and one[1].on == "update"]
+        shows = observation.summed == 1 and not behind
         for name, tensor in target.items():
-            if isinstance(effect, AddsNoise) and effect.relative:
-                squares[name] += (effect.std / scale) ** 2 * sent / (1.0 + effect.std**2)
-            elif isinstance(effect, AddsNoise):
-                square = (effect.std / _units(effect, observation, scale)) ** 2
-                bound = _clip_behind(place, observation, whole, scale)
-                squares[name] += square * min(1.0, bound**2 / max(signal**2 + square * count, 1e-300))
-            elif effect.per == "update":
+            if effect.per == "update":
                 size = torch.as_tensor(whole, dtype=tensor.dtype, device=tensor.device)
                 squares[name] += (effect.step * size).clamp(min=effect.least / abs(scale)).square() / 12.0
-            else:  # weight decay was never quantised
-                own = (shared[name].abs() / abs(scale)).to(tensor)
-                if effect.per == "tensor":
-                    squares[name] += _of_buckets(own, effect, _steps_show(place, observation)).square()
-                else:
-                    squares[name] += (effect.step * own).clamp(min=effect.least / abs(scale)).square() / 12.0
+                continue
+            own = (shared[name].abs() / abs(scale)).to(tensor)  # weight decay was never quantised
+            if effect.per == "tensor":
+                found = _of_buckets(own, effect) if shows else published_std(own, effect, math.fsum(behind))
+                squares[name] += found.square()
+            else:
+                squares[name] += (effect.step * own).clamp(min=effect.least / abs(scale)).square() / 12.0
     return {name: square.sqrt() for name, square in squares.items()}
 
 
@@ -79,13 +88,6 @@ def _shared(observation: Observation) -> State:
     if update.kind == "weights":
         tensors = {name: tensor - start[name].to(tensor) for name, tensor in tensors.items()}
     return tensors
-
-
-def _steps_show(place: int, observation: Observation) -> bool:
-    """Whether what a defense quantised was shared as it was, not in a mean and with no noise behind it."""
-    behind = observation.effects[place + 1 :]
-    noise = any(isinstance(one, AddsNoise) and one.on == "update" for one in behind)
-    return observation.summed == 1 and not noise
 
 
 def clipped_noise(observation: Observation, target: State, scale: float) -> float:
@@ -142,7 +144,7 @@ def noise_of_gradient(observation: Observation) -> State | None:
 
 
 def quantised_std(
-    tensor: Float[Tensor, "..."], bucket: int | None, published: float | None = None
+    tensor: Float[Tensor, "..."], bucket: int | None, published: Quantises | None = None
 ) -> Float[Tensor, "..."]:
     """The error of stochastic rounding to steps of each bucket's own size: the smallest of its values but zero.
 
@@ -162,33 +164,40 @@ def quantised_std(
     return variance.sqrt().flatten()[: tensor.numel()].view_as(tensor)
 
 
-def published_std(tensor: Float[Tensor, "..."], effect: Quantises) -> Float[Tensor, "..."]:
+def published_std(tensor: Float[Tensor, "..."], effect: Quantises, noise: float = 0.0) -> Float[Tensor, "..."]:
     """The same where no steps show, by the step that the defense publishes: a sixth of its square.
 
     In a mean of several updates, as large as if these had nothing in common.
+
+    Args:
+        noise: mean square of what was added to each number since.
     """
     values = _buckets(tensor, effect.bucket)
-    std = (_published_step(values, effect.step)[0] / math.sqrt(6.0)).expand_as(values)
+    std = (_published_step(values, effect, noise)[0] / math.sqrt(6.0)).expand_as(values)
     return std.flatten()[: tensor.numel()].view_as(tensor)
 
 
 def _published_step(
-    values: Float[Tensor, "buckets size"], step: float
+    values: Float[Tensor, "buckets size"], effect: Quantises, noise: float = 0.0
 ) -> tuple[Float[Tensor, "buckets 1"], Float[Tensor, "buckets 1"]]:
     """Of each bucket, a multiple of the norm that it had; and how much its square has grown since by errors, about."""
-    growth = values.isfinite().sum(dim=1, keepdim=True) * step**2 / 6.0
-    return step * (values.nan_to_num().square().sum(dim=1, keepdim=True) / (1.0 + growth)).sqrt(), growth
+    count = values.isfinite().sum(dim=1, keepdim=True)
+    squares = values.nan_to_num().square().sum(dim=1, keepdim=True)
+    kept = (1.0 - count * noise / squares.clamp(min=1e-300)).clamp(min=0.0)  # the noise's share is not the norm's
+    if effect.norm == "max":  # is a whole number of steps, and stays one
+        largest = values.nan_to_num().amax(dim=1, keepdim=True)
+        return effect.step * largest * kept.sqrt(), torch.zeros_like(largest)
+    growth = count * effect.step**2 / 6.0
+    return effect.step * (squares * kept / (1.0 + growth)).sqrt(), growth
 
 
-def _of_buckets(tensor: Float[Tensor, "..."], effect: Quantises, shows: bool) -> Float[Tensor, "..."]:
+def _of_buckets(tensor: Float[Tensor, "..."], effect: Quantises) -> Float[Tensor, "..."]:
     """By the steps that show, where a bucket's values are whole multiples of one; else by those published."""
-    if not shows:
-        return published_std(tensor, effect)
     values = _buckets(tensor, effect.bucket)
-    multiples = (values / _step(values, effect.step)).nan_to_num(nan=0.0, posinf=0.0)
+    multiples = (values / _step(values, effect)).nan_to_num(nan=0.0, posinf=0.0)
     off = (multiples - multiples.round()).abs() > torch.clamp(ROUNDED * multiples, min=OFF)
     whole = (~off).all(dim=1, keepdim=True).expand_as(values).flatten()[: tensor.numel()].view_as(tensor)
-    return quantised_std(tensor, effect.bucket, effect.step).where(whole, published_std(tensor, effect))
+    return quantised_std(tensor, effect.bucket, effect).where(whole, published_std(tensor, effect))
 
 
 def _buckets(tensor: Float[Tensor, "..."], bucket: int | None) -> Float[Tensor, "buckets size"]:
@@ -197,7 +206,7 @@ def _buckets(tensor: Float[Tensor, "..."], bucket: int | None) -> Float[Tensor, 
     return F.pad(tensor.abs().flatten(), (0, -tensor.numel() % size), value=math.nan).view(-1, size)
 
 
-def _step(values: Float[Tensor, "buckets size"], published: float | None) -> Float[Tensor, "buckets 1"]:
+def _step(values: Float[Tensor, "buckets size"], published: Quantises | None) -> Float[Tensor, "buckets 1"]:
     """Of each bucket the least of its values but zero, or a part of it; zero where there is none."""
     least = values.nan_to_num(nan=math.inf).where(values > 0, math.inf).amin(dim=1, keepdim=True)
     least = least.where(least.isfinite(), 0.0)

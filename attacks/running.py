@@ -84,9 +84,9 @@ def run_attack(
     if whole.status not in ("refused", "failed") or breaks_process(whole):
         return whole
     alone = _one(observation, name, make, seed, device)
-    if alone.status in ("refused", whole.status):
+    if alone.status == "refused" or (alone.status == whole.status and not breaks_process(alone)):
         return whole
-    return _also(alone, f"of this round alone: {whole.reason}")
+    return replace(_also(alone, f"of this round alone: {whole.reason}"), fault=alone.fault or whole.fault)
 
 
 def _also(result: AttackResult, reason: str) -> AttackResult:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
+Norm = Literal["l2", "max"]
+
 Part = Literal["images", "gradient", "equations", "head"]
 """What an effect may leave as it was.
 
@@ -84,6 +86,7 @@ class Quantises(Effect):
     Attributes:
         step: as a multiple of the coordinate itself, or of a norm of the update or of its tensor.
         bucket: consecutive coordinates of a tensor that share a norm; None: all of it.
+        norm: which, `per` tensor.
         least: the step of coordinates near zero, which is no multiple of anything.
     """
 
@@ -91,6 +94,7 @@ class Quantises(Effect):
     per: Literal["coordinate", "update", "tensor"]
     bucket: int | None = None
     least: float = 0.0
+    norm: Norm = "l2"
     KEEPS = ("images",)
 
 

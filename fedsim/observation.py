@@ -137,10 +137,10 @@ class Observation:
             raise ConfigError("batch_size", batch_size, f"{protocol.batch_size} as in protocol, or left out beside it")
         count = 1 if batch_size is None else batch_size
         stated = protocol or LocalProtocol(count, training_mode=training_mode_of(model))
-        check_mode(model, stated.training_mode)
         about: dict[str, Any] = {"image_shape": image_shape, "num_classes": num_classes, "mean": mean, "std": std}
         about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
+        check_mode(model, stated.training_mode)
         seen = replace(
             seen, auxiliary_probs=auxiliary_probs, server_round=server_round, client=client, replayer=replayer
         )

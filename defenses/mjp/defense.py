@@ -182,10 +182,10 @@ class MaskedJigsawPuzzle(Defense):
             later = name in names[place + 1 :]
             if later and type(other).transform_batch is not Defense.transform_batch:
                 raise ConfigError("defense", f"[{', '.join(names)}]", f"{name} first: mjp masks what the model sees")
-        warmup = self.dal_weight.warmup_rounds if self.dal != "none" else 0
+        warmup = self.dal_weight.warmup_rounds if self.dal != "none" and self.dal_weight.peak else 0
         for key, rounds in (("start_round", self.start_round), ("lambda_warmup_rounds", warmup)):
-            if plan.server_round is not None and plan.server_round < rounds:
-                expected = f"at most {plan.server_round}, the round of every update outside of a federation"
+            if plan.server_round == 0 and rounds:
+                expected = "0 for an update of round 0, as those of audits are: it would be none behind the defense"
                 raise ConfigError(f"defense.mjp.{key}", rounds, expected)
         if self.needs_positions:
             position_embedding(plan.model)

@@ -14,7 +14,7 @@ from torch import Tensor
 from defenses.base import ClientRound, Defense, Plan
 from defenses.settings import choice, flag, number, whole
 from defenses.update.perturbation import require_change, warn_of_statistics
-from fedsim.effects import AddsErrors, Effect, Quantises, SharesSigns, Sparsifies
+from fedsim.effects import AddsErrors, Effect, Norm, Quantises, SharesSigns, Sparsifies
 from fedsim.errors import ConfigError
 from fedsim.update import State, Update
 
@@ -160,14 +160,14 @@ class QSGD(Compression):
             whole("defense.qsgd.levels", levels, "a whole number of at least 1, or null", lambda v: v >= 1)
         if bucket_size is not None:
             whole("defense.qsgd.bucket_size", bucket_size, "a whole number of at least 1, or null", lambda v: v >= 1)
-        self.norm = choice("defense.qsgd.norm", norm, NORMS)
+        self.norm: Norm = "max" if choice("defense.qsgd.norm", norm, NORMS) == "max" else "l2"
 
     @property
     def repeatable(self) -> bool:
         return self.levels is None and super().repeatable
 
     def own_effect(self) -> Effect | None:
-        return None if self.levels is None else Quantises(1.0 / self.levels, "tensor", self.bucket_size)
+        return None if self.levels is None else Quantises(1.0 / self.levels, "tensor", self.bucket_size, norm=self.norm)
 
     def compress(self, tensors: State, rng: torch.Generator) -> State:
         if self.levels is None:

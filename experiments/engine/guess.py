@@ -68,7 +68,8 @@ def seen_through(
     normaliser = Normaliser(model)
 
     def seen(images: Tensor) -> Tensor:
-        turn = ClientRound(changed_from(defenses), len(images), model=copy.deepcopy(model))  # as a client of its own
+        late = max(_first_rounds(defenses), default=0)  # where all of them are at work
+        turn = ClientRound(late, len(images), model=copy.deepcopy(model))  # as a client of its own
         defenses.begin(turn)
         parts = []
         for batch in normaliser(images).split(batch_size):
@@ -80,8 +81,13 @@ def seen_through(
 
 
 def changed_from(defenses: DefenseChain) -> int:
-    """The round from which on clients' models see changed images; 0 where no defense says so."""
-    return max((one.first_round for one in defenses.effects() if isinstance(one, TransformsImages)), default=0)
+    """The first round in which clients' models see changed images; 0 where no defense says so."""
+    mixed = any(isinstance(effect, MixesImages) for effect in defenses.effects())
+    return 0 if mixed else min(_first_rounds(defenses), default=0)
+
+
+def _first_rounds(defenses: DefenseChain) -> list[int]:
+    return [effect.first_round for effect in defenses.effects() if isinstance(effect, TransformsImages)]
 
 
 def public_images(held: ImageSet) -> PublicImages | None:

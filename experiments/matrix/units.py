@@ -36,11 +36,17 @@ from fedsim.simulation.actor_pool import PooledWorker
 from fedsim.simulation.ray_cluster import quiet_environment
 from fedsim.simulation.shipping import absolute, absolute_checkpoints
 from fedsim.storage.durable import write_whole
+from fedsim.storage.json_objects import DamagedFileError, read_object
+from fedsim.storage.run_folder import RunFolder
+from fedsim.storage.sealed import VERSIONS
 
 TRAINING, AUDIT = "training", "audit"
 
 SEAL, ASKED = "sealed.json", "asked.json"
 """A sealed folder holds a finished run; what was asked for stands there from the start."""
+
+SUMMARY = "summary.json"
+"""What a run writes as it ends."""
 
 TRACEBACK = "traceback.txt"
 """Of the fault that ended a run, in its folder."""
@@ -161,7 +167,9 @@ def run_unit(unit: MatrixRun) -> UnitEnd:
     except Exception as error:  # noqa: BLE001 - defenses are plug-ins: one that breaks must not take the others with it
         _write_text(unit.folder / TRACEBACK, traceback.format_exc())
         return UnitEnd("failed", f"{type(error).__name__}: {error}")
-    return UnitEnd("done", seconds=time.perf_counter() - start)
+    # Of a training that went on, those before as well.
+    trained = _read(unit.folder / SEAL) if unit.kind == TRAINING else None
+    return UnitEnd("done", seconds=time.perf_counter() - start if trained is None else trained["seconds"])
 
 
 class UnitWorker(PooledWorker):
@@ -223,18 +231,25 @@ def quiet() -> Iterator[None]:
 
 def _train(unit: MatrixRun) -> None:
     """On from the last resume point of an earlier call with the same settings; from the start where there is none."""
-    folder, start = unit.folder, time.perf_counter()
+    folder = unit.folder
     with quiet():
         if not (_can_go_on(unit) and _goes_on(unit)):
             shutil.rmtree(folder, ignore_errors=True)
             run_federated(unit.config | {"run_dir": str(folder)}, folder)
     asked = {"settings": unit.settings, "gpus": _has_gpus(unit), "attacks": {}, "content": unit.content}
     _write(unit.folder / ASKED, asked)
-    _write(unit.folder / SEAL, {"attacks": [], "seconds": time.perf_counter() - start})
+    _write(unit.folder / SEAL, {"attacks": [], "seconds": read_object(folder / SUMMARY)["seconds"]})
 
 
 def _can_go_on(unit: MatrixRun) -> bool:
-    """Whether a training with these settings was begun in the folder and not ended."""
+    """Whether a training with these settings was begun in the folder, by this version, and not ended.
+
+    Of one that ended, unsealed, nothing tells which images it had.
+    """
+    manifests = map(_read, RunFolder(unit.folder).resume_points.glob("*/manifest.json"))
+    other = any(one is not None and one.get("versions") != VERSIONS for one in manifests)
+    if other or (unit.folder / SUMMARY).exists():
+        return False
     recorded = _read_settings(unit.folder / "config.yaml")
     whole = plain(parse(RunConfig, unit.config | {"run_dir": str(unit.folder)}))  # as a run writes its settings there
     asked = replace(unit, config=whole).settings
@@ -245,8 +260,10 @@ def _goes_on(unit: MatrixRun) -> bool:
     """Train the rest; False where no resume point is whole, or of other content."""
     try:
         run_federated(unit.config | {"run_dir": str(unit.folder), "resume": str(unit.folder)}, unit.folder)
+    except DamagedFileError:
+        return False
     except ConfigError as error:
-        if error.key not in ("resume", "run_dir"):
+        if error.key != "resume":
             raise
         return False
     return True

@@ -119,7 +119,11 @@ def check_mode(model: nn.Module, training_mode: bool) -> None:
 def _modes(model: nn.Module) -> dict[str, bool]:
     """Of the parts that compute something else in training mode, BatchNorm and dropout."""
     drops = set(random_drops(model))
-    return {name: one.training for name, one in model.named_modules() if isinstance(one, _BatchNorm) or name in drops}
+
+    def counts(name: str, part: nn.Module) -> bool:
+        return name in drops or (isinstance(part, _BatchNorm) and part.running_mean is not None)
+
+    return {name: one.training for name, one in model.named_modules() if counts(name, one)}
 
 
 def stated_shape(module: nn.Module) -> tuple[int, ...] | None:

@@ -278,3 +278,4 @@ def test_of_rounds_that_it_fails_of_the_last_is_attacked_alone(rounds, monkeypat
     result = run_attack(rounds[1], "gauss_newton", settings, 0, torch.device("cpu"), earlier=rounds[:1])
     assert result.status == "done"
     assert result.reason.startswith("of this round alone: ValueError: the fault")
+    assert "the fault" in result.fault

@@ -13,6 +13,7 @@ from attacks.optimization.matching.objectives import Clipped, SquaredL2
 from attacks.optimization.problem import with_clip
 from defenses import QSGD, GradientNoise
 from fedsim.bounds.public_prior import PublicPrior
+from fedsim.effects import Quantises
 from fedsim.wire.records import Contribution
 from server.sums.summing import RunningSum
 
@@ -49,7 +50,7 @@ def test_a_defense_says_its_buckets(rng):
     target = {name: tensor.double() for name, tensor in seen.update.tensors.items()}
     found = noise_of(seen, target, 1.0)
     assert found is not None
-    assert torch.equal(found["1.weight"], quantised_std(target["1.weight"], 16, 1 / 7))
+    assert torch.equal(found["1.weight"], quantised_std(target["1.weight"], 16, Quantises(1 / 7, "tensor", 16)))
 
 
 def heavy(rng, clients=1):
@@ -64,14 +65,16 @@ def ratio(true, told):
 
 @pytest.mark.parametrize("clients", [2, 8])
 @pytest.mark.parametrize("alike", [False, True])
-def test_in_a_mean_no_steps_show_and_those_published_count(clients, alike, rng):
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_in_a_mean_no_steps_show_and_those_published_count(clients, alike, norm, rng):
     """Read off the sum, its steps were ten to ten thousand times too small."""
+    defense = QSGD(norm=norm)
     model = torch.nn.Linear(512, 24, bias=False)
     seen = fedsim.observe(
-        torch.nn.Sequential(torch.nn.Flatten(), model), torch.rand(1, 2, 16, 16), torch.tensor([1]), defense=[QSGD()]
+        torch.nn.Sequential(torch.nn.Flatten(), model), torch.rand(1, 2, 16, 16), torch.tensor([1]), defense=[defense]
     )
     each = heavy(rng) * clients if alike else heavy(rng, clients)
-    sent = [QSGD().compress({"1.weight": one}, rng)["1.weight"] for one in each]
+    sent = [defense.compress({"1.weight": one}, rng)["1.weight"] for one in each]
     mean = replace(seen.update, tensors={"1.weight": torch.stack(sent).mean(dim=0)})
     told = noise_of_gradient(replace(seen, update=mean, summed=clients))["1.weight"]
     true = torch.stack(sent).mean(dim=0) - torch.stack(each).mean(dim=0)
@@ -88,14 +91,19 @@ def test_weight_decay_is_no_part_of_what_was_quantised(share, rng):
     assert 0.7 < ratio(seen.gradient["1.weight"] - exact.gradient["1.weight"], told) < 1.4
 
 
-@pytest.mark.parametrize("std", [1e-6, 1e-3])
-def test_noise_behind_hides_the_steps(std, rng):
+@pytest.mark.parametrize("std", [1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_noise_behind_hides_the_steps(std, norm, rng):
+    """And is no part of the norm that they were of."""
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(512, 24))
     image = torch.rand(1, 2, 16, 16, generator=rng)
     noise = {"gradient_noise": {"std": std, "relative_norm": None}}
-    exact, seen = (fedsim.observe(model, image, [1], defense=one) for one in ([], ["qsgd", noise]))
+    exact, seen = (fedsim.observe(model, image, [1], defense=one) for one in ([], [QSGD(norm=norm), noise]))
     told = noise_of_gradient(seen)["1.weight"]
-    assert 0.5 < ratio(seen.gradient["1.weight"] - exact.gradient["1.weight"], told) < 1.5
+    assert 0.6 < ratio(seen.gradient["1.weight"] - exact.gradient["1.weight"], told) < 1.1
+
+
+SEVENTHS = Quantises(1 / 7, "tensor", 512)
 
 
 def test_of_few_numbers_the_published_step_says_how_many_the_least_is():
@@ -103,9 +111,9 @@ def test_of_few_numbers_the_published_step_says_how_many_the_least_is():
     error = torch.tensor([-0.9, *[0.1] * 9], dtype=torch.float64)
     step = float(error.norm()) / 7
     shared = torch.tensor([-7 * step, 0.0, 0.0, *[0.0] * 7], dtype=torch.float64)
-    assert float(quantised_std(shared, 512, 1 / 7)[1]) < 0.5 * step < float(quantised_std(shared, 512)[1])
+    assert float(quantised_std(shared, 512, SEVENTHS)[1]) < 0.5 * step < float(quantised_std(shared, 512)[1])
     several = torch.tensor([-6 * step, 2 * step, 3 * step, *[0.0] * 7], dtype=torch.float64)
-    assert float(quantised_std(several, 512, 1 / 7)[1]) == pytest.approx(step / math.sqrt(6), rel=0.2)
+    assert float(quantised_std(several, 512, SEVENTHS)[1]) == pytest.approx(step / math.sqrt(6), rel=0.2)
 
 
 class OtherNoise(GradientNoise):

@@ -137,9 +137,9 @@ def test_an_update_of_a_round_before_it_begins_is_none_behind_it(settings, key):
     model = mjp.wrap_model(SPEC.build(0))
     plan = Plan(model, {}, {}, {"mjp": mjp})
     mjp.check(plan)
-    mjp.check(replace(plan, server_round=2))
+    mjp.check(replace(plan, server_round=1))
     key = key or "lambda_warmup_rounds=2"
-    words = rf"defense.mjp.{key}: must be at most 0, the round of every update outside of a federation"
+    words = rf"defense.mjp.{key}: must be 0 for an update of round 0, as those of audits are"
     with pytest.raises(ConfigError, match=words):
         mjp.check(replace(plan, server_round=0))
 

@@ -9,6 +9,7 @@ import torch
 
 import fedsim
 from attacks.base import Attack, Needs, NotApplicable
+from defenses import MixUp
 from defenses.base import Defense, DefenseChain
 from defenses.mjp.defense import MaskedJigsawPuzzle
 from experiments.engine.guess import changed_from, not_attacked, public_mean, seen_through
@@ -205,6 +206,8 @@ def test_what_models_see_is_of_the_rounds_in_which_images_are_changed():
     changed = seen_through(chain, model, 3, torch.Generator())(public).float()
     assert not torch.allclose(changed, public, atol=0.1)
     assert changed_from(chain) == 3
+    flipped = DefenseChain({**chain.defenses, "keyed": Keyed()})
+    assert changed_from(flipped) == changed_from(DefenseChain({**chain.defenses, "mixup": MixUp()})) == 0
     seen = fedsim.observe(model, public[:1], torch.tensor([1]))
     factory = ObservationFactory(
         seen.architecture, model, (3, 8, 8), image_prior=PublicPrior.of(public, changed), images_change_from=3

@@ -17,6 +17,7 @@ from experiments.engine.choice import on_engine
 from experiments.matrix import command as leakage_matrix
 from experiments.matrix import rows as matrix_rows
 from experiments.matrix import units as matrix_units
+from experiments.run import command as run_command
 from fedsim.errors import ConfigError
 from fedsim.report.matrix import figures as matrix_figures
 from fedsim.report.matrix import files as matrix_files
@@ -239,6 +240,41 @@ def test_a_training_that_did_not_finish_goes_on(matrix, tmp_path, monkeypatch):
     matrix(*few, folder=broken)
     assert len(ended) == 2 + 3
     assert numbers(broken) == numbers(whole)
+
+
+def test_a_training_that_ended_without_its_seal_is_done_again(matrix, computed):
+    """Nothing tells of which images it was."""
+    root, *_ = matrix("matrix.rows=[none]")
+    before = json.loads((root / "matrix.json").read_text())["rows"][0]["accuracy"]
+    folder = root / "rows" / "none" / "training-0"
+    (folder / matrix_units.SEAL).unlink()
+    (folder / "metrics.jsonl").write_text('{"round": 0, "accuracy": 0.99, "failures": []}\n')
+    computed.clear()
+    matrix("matrix.rows=[none]")
+    assert dict(computed) == {"none/training-0": 1}
+    assert json.loads((root / "matrix.json").read_text())["rows"][0]["accuracy"] == before
+
+
+def test_no_room_for_a_resume_point_keeps_those_that_there_are(matrix, monkeypatch):
+    few = ["matrix.rows=[none]", "num_rounds=2"]
+    monkeypatch.setattr(matrix_rows, "RESUME_EVERY", 0.0)
+    after = ResumePoints.after_round
+
+    def interrupted(self, *arguments):
+        after(self, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResumePoints, "after_round", interrupted)
+        root, *_ = matrix(*few, code=130)
+    points = root / "rows" / "none" / "training-0" / "resume"
+
+    def full(*_):
+        raise ConfigError("run_dir", root, "on a disk with room")
+
+    monkeypatch.setattr(run_command, "check_room", full)
+    matrix(*few, code=2)
+    assert list(points.glob("*/manifest.json"))
 
 
 def test_a_training_is_not_gone_on_with_by_other_settings(matrix, monkeypatch):
