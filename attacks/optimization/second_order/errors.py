@@ -16,6 +16,11 @@ def reads_adam(observation: Observation, local: str) -> bool:
     return local == "gradient" and observation.update.kind != "gradient" and observation.protocol.optimizer in ADAM
 
 
+def repeats_adam(observation: Observation, local: str) -> bool:
+    """Whether the search repeats local steps of Adam, each of which divides a gradient by its own size."""
+    return local != "gradient" and observation.update.kind != "gradient" and observation.protocol.optimizer in ADAM
+
+
 def rounding_of(observation: Observation, target: State, scale: float, local: str) -> State:
     """The standard deviation that the precision of what was shared leaves, by name, in units of a gradient.
 

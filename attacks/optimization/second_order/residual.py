@@ -16,7 +16,7 @@ from attacks.forward_mode import CHUNK, jacobian_transposed
 from attacks.noise import clipped_noise, noise_of, std_before_clip
 from attacks.optimization.matching.local_steps import UpdateMap, unit_scale
 from attacks.optimization.problem import Problem, clip_norm, make_update_map, pruned_before_clip, shared_update
-from attacks.optimization.second_order.errors import autocast_of, reads_adam, rounding_of
+from attacks.optimization.second_order.errors import autocast_of, reads_adam, repeats_adam, rounding_of
 from attacks.optimization.second_order.steps.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.steps.sketch import Pieces
 from attacks.victim import make_victim
@@ -27,6 +27,8 @@ from fedsim.update import State
 
 ROW_WEIGHT = 3.0
 ROUNDINGS = 8.0
+LIKELY, APART = 4, 2.0
+"""Images of which is computed what arithmetic leaves, and how much more it may be of another."""
 TINY = 1e-30
 """Any finite error, of an entry that counts for nothing."""
 LEFT_BY_ONE, LEFT_BY_SEVERAL = 0.25, 0.5
@@ -199,12 +201,8 @@ class _Round:
 def _round(
     problem: Problem, local: str, prior: ImagePrior, labels: Tensor, device: torch.device, dtype: torch.dtype
 ) -> _Round:
-    observation = problem.observation
-    victim = make_victim(observation, problem.target, device, fused_attention=False)
-    victim.model.to(dtype)
-    params, fixed, unshared = (_as(part, dtype) for part in (victim.params, victim.fixed, victim.unshared))
-    update = make_update_map(local, replace(victim, params=params, fixed=fixed, unshared=unshared), observation)
-    target = {name: problem.target[name].double() for name in params if name in problem.target}
+    observation, (update, names) = problem.observation, _update_map(problem, local, device, dtype)
+    target = {name: problem.target[name].double() for name in names if name in problem.target}
     kept = _kept(problem, target, dtype)
     scale = unit_scale(observation)
     behind = clipped_noise(observation, target, scale)
@@ -220,6 +218,8 @@ def _round(
     error = _flat(rounding) if adaptive else _flat(rounding) * ROUNDINGS
     error = error if noise is None else torch.hypot(_flat(noise), _flat(rounding))
     error = torch.hypot(error, _flat(autocast_of(observation, target)))
+    if repeats_adam(observation, local):
+        error = torch.hypot(error, _flat(_arithmetic(problem, local, prior, labels, device, list(target))))
     weights = _flat(_norm_weights(target, observation.roles.pos_embed))
     if kept is not None and not adaptive:
         mask = _flat(kept).double()
@@ -227,6 +227,37 @@ def _round(
     shared = _shared(problem, update, list(target), labels, local, kept, behind)
     noisy = noise is not None or adaptive
     return _Round(shared, _flat(target), weights, error, tuple(target), numbers, noisy, _moved(problem))
+
+
+def _update_map(problem: Problem, local: str, device: torch.device, dtype: torch.dtype) -> tuple[UpdateMap, list[str]]:
+    """What images are shared as, computed in that precision, and which tensors are trained."""
+    victim = make_victim(problem.observation, problem.target, device, fused_attention=False)
+    victim.model.to(dtype)
+    params, fixed, unshared = (_as(part, dtype) for part in (victim.params, victim.fixed, victim.unshared))
+    victim = replace(victim, params=params, fixed=fixed, unshared=unshared)
+    return make_update_map(local, victim, problem.observation), list(params)
+
+
+def _arithmetic(
+    problem: Problem, local: str, prior: ImagePrior, labels: Tensor, device: torch.device, names: list[str]
+) -> State:
+    """What the client's own float32 leaves of each number, by name: how far it is from float64, of likely images.
+
+    Adam divides by the size of a gradient, and where that is small every rounding counts.
+    """
+    shape, rng = (problem.count, *problem.observation.image_shape), torch.Generator().manual_seed(0)
+    rough, exact = (_update_map(problem, local, device, dtype)[0] for dtype in (torch.float32, torch.float64))
+    squares: State = {}
+    for _ in range(LIKELY):
+        images = problem.observation.normalised(prior.draw(shape, rng).clamp(0.0, 1.0)).to(device)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            found, wanted = (
+                update({"images": images.to(dtype), "labels": labels})
+                for update, dtype in ((rough, torch.float32), (exact, torch.float64))
+            )
+        for name in names:
+            squares[name] = squares.get(name, 0.0) + (found[name].double() - wanted[name]).square() / LIKELY
+    return {name: APART * square.sqrt() for name, square in squares.items()}
 
 
 def _shared(

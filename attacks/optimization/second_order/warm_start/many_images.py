@@ -21,6 +21,8 @@ from attacks.optimization.second_order.warm_start.ensemble import FEWEST, MOST_D
 from attacks.optimization.second_order.warm_start.known_logits import KnownLogits
 from fedsim.bounds.gaussian_prior import ImagePrior
 
+Images = Callable[[Tensor], Tensor]
+
 MOST_PIXELS = 8_000
 """Of all images together: above it what varies among them takes too long to find."""
 MANY, SKETCHED = 10**5, 2**14 + 1
@@ -36,8 +38,9 @@ class ManyImages:
     """What an `Ensemble` of one victim's images regresses on what.
 
     Attributes:
-        known, coarse: the client's computation with the errors of its logits as they are known, and the same in
-            float32.
+        exact, coarse: the client's computation of images that unknowns stand for, in float64 and float32.
+        floor: ‖r‖² that errors leave.
+        doubts: how far off each row is that the client's computation has besides.
         together: gradients that are computed at once.
         most: examples at once, by the memory that they take.
     """
@@ -45,8 +48,10 @@ class ManyImages:
     task: SearchTask
     varied: PriorDirections | ReadDirections
     shape: tuple[int, ...]
-    known: KnownLogits
-    coarse: KnownLogits
+    exact: Callable[[Images], Residual]
+    coarse: Callable[[Images], Residual]
+    floor: float
+    doubts: Float[Tensor, " others"]
     together: int
     most: int
 
@@ -57,16 +62,18 @@ class ManyImages:
         task: SearchTask,
         plan: StagePlan,
         prior: ImagePrior,
-        known: KnownLogits,
-        coarse: KnownLogits,
+        known: tuple[KnownLogits, KnownLogits] | None,
         together: int | None,
     ) -> "ManyImages | None":
         """None where images are too large, or there is memory for too few.
 
         Args:
+            known: one gradient with the errors of its logits as they are known, in both precisions; None: of several
+                local steps, of rounds or of a scaled one, which each image then gets by the client's own loss.
             together: columns of J at once; None where it is not whole.
         """
-        shape, numbers, room = shape_of(problem), len(known.residual.target), memory_of(task)
+        own = plan.stages[0].residual
+        shape, numbers, room = shape_of(problem), len(own.target), memory_of(task)
         pixels = torch.Size(shape).numel()
         each = ROW_BYTES * (SKETCHED if numbers > MANY else numbers) + UNKNOWN_BYTES * (pixels + MOST_DRAWS)
         most = min(MOST_DRAWS, int(room / each))
@@ -75,12 +82,15 @@ class ManyImages:
         varied = plan.varied or PriorDirections.of(problem.observation, prior, shape, task.device)
         if together is None:
             together = chunk_size(most_together(task.device), DIRECTION_BYTES * numbers, room / GIB)
-        return cls(task, varied, shape, known, coarse, together, most)
+        doubts = own.weights[:0] if known is None or known[0].errors is None else known[0].errors.doubts
+        exact, coarse = (_by_own(own), _by_own(plan.coarse)) if known is None else (known[0].images, known[1].images)
+        return cls(task, varied, shape, exact, coarse, own.floor, doubts, together, most)
 
     def ensemble(self, enough: float, report: Callable[[float], None], seed: int) -> Ensemble:
         """See `Ensemble` for the arguments."""
-        residual, coarse = self.known.images(self.images), self.coarse.images(self.images)
-        noise, factors = _variances(residual, self.known), torch.ones(0)
+        residual, coarse = self.exact(self.images), self.coarse(self.images)
+        assert residual.errors is not None, "a residual in float64 has them"
+        noise, factors = torch.cat([residual.errors, self.doubts]).square(), torch.ones(0)
         told: Float[Tensor, " rows"] | float = noise
         sketched = len(residual.target) > MANY
         if sketched:  # what is known less counts less before it shares a row with others
@@ -117,8 +127,5 @@ class ManyImages:
         return found
 
 
-def _variances(residual: Residual, known: KnownLogits) -> Float[Tensor, " rows"]:
-    """Of each row's error."""
-    assert residual.errors is not None, "a residual in float64 has them"
-    doubts = residual.errors[:0] if known.errors is None else known.errors.doubts
-    return torch.cat([residual.errors, doubts]).square()
+def _by_own(residual: Residual) -> Callable[[Images], Residual]:
+    return lambda images: residual.of(lambda z: images(z).flatten())

@@ -61,17 +61,19 @@ class WarmStart:
 
     @cached_property
     def many_images(self) -> ManyImages | None:
-        """Many likely images that lead to the client's: where one gradient is of one, or tells the errors of each.
+        """Many likely images that lead to the client's: by one gradient, or of one image by whatever it shared.
 
-        None behind noise where the errors of logits are not known: it hides the label too, and public images with their
-        own do not ask for it.
+        The latter where J is whole. None behind noise where the errors of logits are not known: it hides the label too,
+        and public images with their own do not ask for it.
         """
-        known = self.known_logits
-        if known is None or (known.errors is None and self._noisy) or (coarse := self._coarse_logits) is None:
+        known, coarse, varied = self.known_logits, self._coarse_logits, self.plan.varied
+        both = None if known is None or coarse is None else (known, coarse)
+        hidden = self._noisy and (known is None or known.errors is None)
+        by_own = varied is not None and self.problem.count == 1 and isinstance(self.problem.space, PixelSpace)
+        if hidden or not (both or by_own):
             return None
-        varied = self.plan.varied
         together = None if varied is None else whole_together(self.problem, varied.count, self.task)
-        return ManyImages.of(self.problem, self.task, self.plan, self.prior, known, coarse, together)
+        return ManyImages.of(self.problem, self.task, self.plan, self.prior, both, together)
 
     def gathered(self, points: Float[Tensor, "k n"], seed: int, name: str = "0") -> Float[Tensor, " n"] | None:
         """Where many likely points lead, see `Ensemble`; None where nothing is told of any.
@@ -118,7 +120,7 @@ class WarmStart:
     def _ensemble(self, many: ManyImages, points: Float[Tensor, "k n"], seed: int) -> tuple[Ensemble, Tensor]:
         """With its examples."""
         examples = torch.stack([many.varied.unknowns(point) for point in points])
-        return many.ensemble(self._enough(many.known.residual), self.report, seed), examples
+        return many.ensemble(self._enough(many.floor), self.report, seed), examples
 
     def steps_of(self, kinds: Sequence[str]) -> list[int]:
         """Those that come near before each start, at most; a race is before the first from a public image.
@@ -162,7 +164,7 @@ class WarmStart:
         if self.free_errors is None or self._noisy:
             return None
         labels, left = self.free_errors.labels(self._unknowns(point))
-        return labels if left <= self._enough(self.free_errors.residual) else None
+        return labels if left <= self._enough(self.free_errors.residual.floor) else None
 
     def left(self, points: Float[Tensor, "k n"]) -> Float[Tensor, " k"]:
         """‖r‖² of each point, with the errors of logits that fit it best where they are not known."""
@@ -272,7 +274,7 @@ class WarmStart:
             return pixels(end[:count]), reached
         assert system is not None
         residual = self._residual
-        enough = self._enough(residual)
+        enough = self._enough(residual.floor)
 
         def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
             return system.held(held.pieces(), weight)
@@ -326,9 +328,9 @@ class WarmStart:
         """As the model reads them, of the unknowns of this warm start."""
         return self._point(x).view(self._shape)
 
-    def _enough(self, residual: Residual) -> float:
+    def _enough(self, floor: float) -> float:
         """‖r‖² at which an update is explained; noise leaves its own energy and hardly more."""
-        return residual.floor if self._noisy else 2.0 * residual.floor
+        return floor if self._noisy else 2.0 * floor
 
     @property
     def _noisy(self) -> bool:
@@ -351,7 +353,7 @@ class WarmStart:
         def linearised(held: Residual, weight: float) -> Callable[[Tensor], Linearised]:
             return whole_model(held, held_by_prior(coarse, prior, weight), together, even)
 
-        enough = self._enough(residual)
+        enough = self._enough(residual.floor)
         return descend_with_fading(residual, prior, x, steps, linearised, self.report, enough, with_prior)
 
 

@@ -12,6 +12,7 @@ from attacks.optimization.problem import make_problem, shared_update
 from attacks.optimization.second_order.residual import make_residuals
 from defenses import GradientClip, GradientNoise, TopK
 from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.models import ModelSpec
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -47,3 +48,17 @@ def test_the_client_s_own_image_leaves_nothing_whichever_of_pruning_and_clipping
     problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels, Pixels(), {}, cpu)
     residual = make_residuals(problem, "gradient", GaussianPrior(), labels, cpu)[0]
     assert float(residual(seen.normalised(image).flatten().double()).norm()) < 1e-5
+
+
+def test_what_ten_steps_of_adam_leave_of_their_own_image_is_within_its_floor(cpu, rng):
+    """Of the rounding of weights alone it was ten times as much, and a search went on with an image that was right."""
+    model = ModelSpec("vit_nano_patch2_8", 10, kwargs={"depth": 1}).build(0)
+    labels, adamw = torch.tensor([1]), {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.05}
+    ratios = []
+    for image in torch.rand(3, 1, 3, 8, 8, generator=rng):
+        seen = fedsim.observe(model, image, labels, share="delta", local_steps=10, optimizer=adamw)
+        problem = make_problem(seen, shared_update(seen, "unroll", cpu), labels, Pixels(), {}, cpu)
+        residual = make_residuals(problem, "unroll", GaussianPrior(), labels, cpu)[0]
+        with torch.no_grad():
+            ratios.append(float(residual(seen.normalised(image).flatten().double()).square().sum()) / residual.floor)
+    assert 0.02 < min(ratios) <= max(ratios) < 2.0

@@ -23,6 +23,9 @@ def mlp(digits):
     return trained_mlp(digits, 48)
 
 
+ADAMW = {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 0.05}
+
+
 def draws(rng, *shape):
     return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
@@ -152,13 +155,13 @@ def test_errors_that_are_alike_count_as_each_of_them(rng):
     assert torch.allclose(*(one.root().T @ one.root() for one in (each[-1], alike[-1])))
 
 
-def warm_start(model, digits, cpu, **kinds):
+def warm_start(model, digits, cpu, local="gradient", **kinds):
     images, labels = digits
     seen = fedsim.observe(model, images[:1], labels[:1], **kinds).with_public_images(
         images[1000:1300], labels[1000:1300]
     )
-    problem = make_problem(seen, shared_update(seen, "gradient", cpu), labels[:1], Pixels(), {}, cpu)
-    task = SearchTask([problem], SquaredL2(), "gradient", Budget(frames=0, save_every=1), cpu)
+    problem = make_problem(seen, shared_update(seen, local, cpu), labels[:1], Pixels(), {}, cpu)
+    task = SearchTask([problem], SquaredL2(), local, Budget(frames=0, save_every=1), cpu)
     trail, reported = Trail(), []
     found = WarmStart(
         problem, task, make_plan(problem, task, seen.image_prior), 30, seen.image_prior, reported.append, trail
@@ -202,6 +205,25 @@ def test_what_a_killed_search_had_gathered_is_not_gathered_again(mlp, digits, cp
     assert len(reported) == steps
 
 
-def test_it_needs_the_errors_of_the_logits(mlp, digits, cpu):
-    start, *_ = warm_start(mlp, digits, cpu, max_grad_norm=0.1)
-    assert start.many_images is None
+@pytest.mark.parametrize(
+    ("local", "training", "left"),
+    [
+        ("gradient", {"max_grad_norm": 0.1}, 1e-3),
+        ("unroll", {"share": "delta", "local_steps": 4, "lr": 0.1}, 1e-3),
+        ("unroll", {"share": "delta", "local_steps": 4, "optimizer": ADAMW}, 0.05),
+    ],
+    ids=["clipped", "sgd", "adamw"],
+)
+def test_local_steps_and_a_clipped_gradient_lead_there_by_the_client_s_own_loss(
+    mlp, digits, cpu, local, training, left
+):
+    start, points, true, _ = warm_start(mlp, digits, cpu, local, **training)
+    errors = [float((found - true).square().mean()) for found in (start.gathered(points, 0), points)]
+    assert errors[0] < left * errors[1]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+def test_of_local_steps_behind_noise_it_needs_the_errors_of_the_logits(mlp, digits, cpu, noise):
+    defense = {"defense": [GradientNoise(relative_norm=noise)]} if noise else {}
+    start, *_ = warm_start(mlp, digits, cpu, "unroll", share="delta", local_steps=3, **defense)
+    assert (start.many_images is None) == bool(noise)
