@@ -144,8 +144,10 @@ class Ends:
 
         Behind noise what is explained up to its errors settles it alone where they hide hardly any of what images tell.
         """
+        if not self.found:
+            return False
         if self.residual.before is None:
-            near = bool(self.found) and self.left(self.best.cost) <= LEFT_BY_NEAR
+            near = self.left(self.best.cost) <= LEFT_BY_NEAR
             return self.explained or (near and self._alike(alone=0.0) >= SURE)
         if self.within_errors and self.hidden:
             return True

@@ -98,6 +98,7 @@ def test_behind_noise_two_ends_without_a_ridge_between_them_settle_it():
     assert not ends_of_waves(0.0, 1.0).settled
     assert ends_of_waves(0.0, 1.0, 0.999, 0.001).settled
     assert not ends_of_waves(0.0).settled
+    assert not ends_of_waves().settled
 
 
 def test_modes_are_the_ends_that_ridges_set_apart_the_likeliest_first():
