@@ -27,6 +27,8 @@ from fedsim.update import State
 
 ROW_WEIGHT = 3.0
 ROUNDINGS = 8.0
+DROWNED = 0.1
+"""Of the root mean square of its tensor, what Adam's arithmetic may leave of a number that counts by the norm of it."""
 LIKELY, APART = 4, 2.0
 """Images of which is computed what arithmetic leaves, and how much more it may be of another."""
 TINY = 1e-30
@@ -218,9 +220,12 @@ def _round(
     error = _flat(rounding) if adaptive else _flat(rounding) * ROUNDINGS
     error = error if noise is None else torch.hypot(_flat(noise), _flat(rounding))
     error = torch.hypot(error, _flat(autocast_of(observation, target)))
-    if repeats_adam(observation, local):
-        error = torch.hypot(error, _flat(_arithmetic(problem, local, prior, labels, device, list(target))))
     weights = _flat(_norm_weights(target, observation.roles.pos_embed))
+    if repeats_adam(observation, local):
+        about = list(target), labels, local, kept, behind
+        error = torch.hypot(error, _arithmetic(problem, prior, device, *about))
+        sizes = _flat({name: tensor.square().mean().sqrt().expand_as(tensor) for name, tensor in target.items()})
+        weights = torch.where(error > DROWNED * sizes, 0.0, weights)  # their errors would be the floor's
     if kept is not None and not adaptive:
         mask = _flat(kept).double()
         weights, error, numbers = weights * mask, torch.where(mask > 0, error, TINY), int(mask.sum())
@@ -239,25 +244,44 @@ def _update_map(problem: Problem, local: str, device: torch.device, dtype: torch
 
 
 def _arithmetic(
-    problem: Problem, local: str, prior: ImagePrior, labels: Tensor, device: torch.device, names: list[str]
-) -> State:
-    """What the client's own float32 leaves of each number, by name: how far it is from float64, of likely images.
+    problem: Problem,
+    prior: ImagePrior,
+    device: torch.device,
+    names: list[str],
+    labels: Tensor,
+    local: str,
+    kept: State | None,
+    noise: float,
+) -> Float[Tensor, " numbers"]:
+    """What the client's own precision leaves of each number: how far it is from float64, of likely images.
 
     Adam divides by the size of a gradient, and where that is small every rounding counts.
     """
     shape, rng = (problem.count, *problem.observation.image_shape), torch.Generator().manual_seed(0)
-    rough, exact = (_update_map(problem, local, device, dtype)[0] for dtype in (torch.float32, torch.float64))
-    squares: State = {}
+    precision = getattr(torch, problem.observation.protocol.precision)
+    autocast = torch.autocast(device.type, precision, enabled=precision != torch.float32)
+    rough, exact = (
+        _shared(
+            problem,
+            _update_map(problem, local, device, dtype)[0],
+            names,
+            labels,
+            local,
+            None if kept is None else {name: mask.to(dtype) for name, mask in kept.items()},
+            noise,
+        )
+        for dtype in (torch.float32, torch.float64)
+    )
+    squares = []
     for _ in range(LIKELY):
         images = problem.observation.normalised(prior.draw(shape, rng).clamp(0.0, 1.0)).to(device)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            found, wanted = (
-                update({"images": images.to(dtype), "labels": labels})
-                for update, dtype in ((rough, torch.float32), (exact, torch.float64))
-            )
-        for name in names:
-            squares[name] = squares.get(name, 0.0) + (found[name].double() - wanted[name]).square() / LIKELY
-    return {name: APART * square.sqrt() for name, square in squares.items()}
+            wanted = exact(images.double())
+            with autocast:
+                found = rough(images.float())
+        apart = [(one.double() - other).flatten() for one, other in zip(found, wanted, strict=True)]
+        squares.append(torch.cat(apart).square())
+    return APART * torch.stack(squares).mean(dim=0).sqrt()
 
 
 def _shared(

@@ -103,7 +103,7 @@ class StagePlan:
 
 def make_plan(problem: Problem, task: SearchTask, prior: ImagePrior) -> StagePlan:
     shape = shape_of(problem)
-    count, numbers, room = math.prod(shape), sum(_sizes(problem)), memory_of(task)
+    count, numbers, room = math.prod(shape), sum(numbers_of(problem)), memory_of(task)
     assert problem.labels is not None
     given = (problem, task.local, prior, problem.labels, task.device)
     read: ReadDirections | PriorDirections | None = ReadDirections.of(
@@ -164,7 +164,7 @@ def most_together(device: torch.device) -> int:
     return TOGETHER_ON_GPU if device.type == "cuda" else TOGETHER
 
 
-def _sizes(problem: Problem) -> list[int]:
+def numbers_of(problem: Problem) -> list[int]:
     """Numbers that each round shares."""
     return [sum(tensor.numel() for tensor in one.target.values()) for one in problem.rounds]
 
@@ -185,7 +185,7 @@ def _frequencies(problem: Problem, prior: ImagePrior, device: torch.device) -> F
 
 def whole_together(problem: Problem, unknowns: int, task: SearchTask) -> int | None:
     """Columns of J that are computed at once; None where J is too large to be held whole."""
-    largest, room = max(_sizes(problem)), memory_of(task)
+    largest, room = max(numbers_of(problem)), memory_of(task)
     whole = WHOLE_BYTES * unknowns * largest
     most, columns = MOST_WHOLE, MOST_COLUMNS
     if MOST_WHOLE < unknowns <= largest and unknowns * largest <= FEW:

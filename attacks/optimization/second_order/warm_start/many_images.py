@@ -83,7 +83,9 @@ class ManyImages:
         if together is None:
             together = chunk_size(most_together(task.device), DIRECTION_BYTES * numbers, room / GIB)
         doubts = own.weights[:0] if known is None or known[0].errors is None else known[0].errors.doubts
-        exact, coarse = (_by_own(own), _by_own(plan.coarse)) if known is None else (known[0].images, known[1].images)
+        exact, coarse = (
+            (_by_own(plan, own), _by_own(plan, plan.coarse)) if known is None else (known[0].images, known[1].images)
+        )
         return cls(task, varied, shape, exact, coarse, own.floor, doubts, together, most)
 
     def ensemble(self, enough: float, report: Callable[[float], None], seed: int) -> Ensemble:
@@ -127,5 +129,6 @@ class ManyImages:
         return found
 
 
-def _by_own(residual: Residual) -> Callable[[Images], Residual]:
-    return lambda images: residual.of(lambda z: images(z).flatten())
+def _by_own(plan: StagePlan, residual: Residual) -> Callable[[Images], Residual]:
+    """Of what varies among the prior's images, whose J is whole."""
+    return lambda _: plan.of_varied(residual)

@@ -15,7 +15,7 @@ from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB
 from attacks.optimization.second_order.residual import Residual
-from attacks.optimization.second_order.stages import StagePlan, memory_of, whole_model, whole_together
+from attacks.optimization.second_order.stages import StagePlan, memory_of, numbers_of, whole_model, whole_together
 from attacks.optimization.second_order.steps.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.steps.products import MatrixFree
 from attacks.optimization.second_order.warm_start.ensemble import TIMES, Ensemble
@@ -72,7 +72,7 @@ class WarmStart:
         by_own = varied is not None and self.problem.count == 1 and isinstance(self.problem.space, PixelSpace)
         if hidden or not (both or by_own):
             return None
-        together = None if varied is None else whole_together(self.problem, varied.count, self.task)
+        together = None if varied is None else self._points_together(varied.count)
         return ManyImages.of(self.problem, self.task, self.plan, self.prior, both, together)
 
     def gathered(self, points: Float[Tensor, "k n"], seed: int, name: str = "0") -> Float[Tensor, " n"] | None:
@@ -179,12 +179,17 @@ class WarmStart:
         Where J is whole as many points at once as it has columns at once.
         """
         x = torch.stack([self.plan.unknowns(point) for point in points])
-        residual, together = self._own_residual, whole_together(self.problem, x.shape[1], self.task)
+        residual, together = self._own_residual, self._points_together(x.shape[1])
         if together is None:
             found = torch.stack([residual(one).square().sum() for one in x])
         else:
             found = vmap(lambda one: residual(one).square().sum(), chunk_size=together)(x)
         return found.nan_to_num(nan=math.inf, posinf=math.inf)
+
+    def _points_together(self, unknowns: int) -> int | None:
+        """Of which all rounds' numbers are computed at once; columns of J are of one round after the other."""
+        together, numbers = whole_together(self.problem, unknowns, self.task), numbers_of(self.problem)
+        return None if together is None else max(1, together * max(numbers) // sum(numbers))
 
     def race(self, points: Sequence[Float[Tensor, " n"]]) -> list[Float[Tensor, " n"]]:
         """A few steps from each, the one that then explains the most first; as they are for several rounds.

@@ -13,6 +13,7 @@ from attacks.optimization.second_order.stages import make_plan
 from attacks.optimization.second_order.warm_start import WarmStart, many_images
 from defenses import GradientNoise, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior
+from fedsim.models import ModelSpec
 from tests.attacks.optimization.second_order.test_by_products import model as model
 
 
@@ -107,3 +108,14 @@ def test_images_that_are_too_large_are_not_gathered(model, images, cpu, monkeypa
     start = warm_start(model, images, cpu, memory_gib=1e-3)
     assert not start.plan.whole
     assert start.many_images is None
+
+
+@pytest.mark.parametrize("how", [{"share": "delta", "local_steps": 2, "lr": 0.1}, {"max_grad_norm": 0.1}])
+def test_of_what_a_narrow_model_reads_local_steps_and_clipped_gradients_lead_there_too(how, rng):
+    """Its plan's unknowns are those directions, no pixels."""
+    model = ModelSpec("vit_nano_patch2_8", 10, 8, 4, kwargs={"embed_dim": 16, "depth": 1, "num_heads": 2}).build(0)
+    images = torch.rand(60, 3, 8, 8, generator=rng)
+    seen = fedsim.observe(model, images[:1], torch.tensor([3]), finetune="lora", **how)
+    seen = seen.with_public_images(images[1:], torch.arange(59) % 10)
+    result = fedsim.attack("gauss_newton", seen, starts=["public"], steps=1, labels=[3], restarts=1)
+    assert result.status == "done", result.reason
