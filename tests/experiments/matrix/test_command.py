@@ -214,20 +214,26 @@ def test_killed_between_any_two_results_nothing_finished_is_repeated(matrix, who
     assert first == whole()
 
 
+def interrupted_after(rounds, monkeypatch):
+    """Trainings whose rounds each leave a resume point, the first interrupted behind so many; counts all rounds."""
+    after, ended = ResumePoints.after_round, []
+
+    def counted(self, *arguments):
+        after(self, *arguments)
+        ended.append(arguments)
+        if len(ended) == rounds:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(matrix_rows, "RESUME_EVERY", 0.0)
+    monkeypatch.setattr(ResumePoints, "after_round", counted)
+    return ended
+
+
 def test_a_training_that_did_not_finish_goes_on(matrix, tmp_path, monkeypatch):
     """From its last resume point, to the same numbers; with none that is whole from its start."""
     few = ["matrix.rows=[none]", "num_rounds=3"]
-    monkeypatch.setattr(matrix_rows, "RESUME_EVERY", 0.0)
     whole, *_ = matrix(*few, folder=tmp_path / "at_once")
-    after, ended = ResumePoints.after_round, []
-
-    def interrupted(self, *arguments):
-        after(self, *arguments)
-        ended.append(arguments)
-        if len(ended) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ResumePoints, "after_round", interrupted)
+    ended = interrupted_after(2, monkeypatch)
     root, *_ = matrix(*few, code=130)
     matrix(*few)
     assert len(ended) == 3
@@ -257,16 +263,8 @@ def test_a_training_that_ended_without_its_seal_is_done_again(matrix, computed):
 
 def test_no_room_for_a_resume_point_keeps_those_that_there_are(matrix, monkeypatch):
     few = ["matrix.rows=[none]", "num_rounds=2"]
-    monkeypatch.setattr(matrix_rows, "RESUME_EVERY", 0.0)
-    after = ResumePoints.after_round
-
-    def interrupted(self, *arguments):
-        after(self, *arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ResumePoints, "after_round", interrupted)
-        root, *_ = matrix(*few, code=130)
+    interrupted_after(1, monkeypatch)
+    root, *_ = matrix(*few, code=130)
     points = root / "rows" / "none" / "training-0" / "resume"
 
     def full(*_):
@@ -279,16 +277,7 @@ def test_no_room_for_a_resume_point_keeps_those_that_there_are(matrix, monkeypat
 
 def test_a_training_is_not_gone_on_with_by_other_settings(matrix, monkeypatch):
     few = ["matrix.rows=[none]", "num_rounds=2"]
-    monkeypatch.setattr(matrix_rows, "RESUME_EVERY", 0.0)
-    after, ended = ResumePoints.after_round, []
-
-    def interrupted(self, *arguments):
-        after(self, *arguments)
-        ended.append(arguments)
-        if len(ended) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ResumePoints, "after_round", interrupted)
+    ended = interrupted_after(1, monkeypatch)
     matrix(*few, code=130)
     matrix(*few, "client.optimizer.lr=0.02")
     assert len(ended) == 1 + 2
