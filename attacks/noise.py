@@ -143,9 +143,7 @@ def noise_of_gradient(observation: Observation) -> State | None:
     return noise_of(observation, observation.gradient, scale)
 
 
-def quantised_std(
-    tensor: Float[Tensor, "..."], bucket: int | None, published: Quantises | None = None
-) -> Float[Tensor, "..."]:
+def quantised_std(tensor: Float[Tensor, "..."], effect: Quantises) -> Float[Tensor, "..."]:
     """The error of stochastic rounding to steps of each bucket's own size: the smallest of its values but zero.
 
     In a bucket of few numbers that may be several steps: there the published one says how many.
@@ -153,8 +151,8 @@ def quantised_std(
     A coordinate at zero or one step is one of many small ones: a share p of them has gone up, which leaves p(1-p) of
     the step's square. Others lie anywhere between two steps, which leaves a sixth.
     """
-    values = _buckets(tensor, bucket)
-    step = _step(values, published)
+    values = _buckets(tensor, effect.bucket)
+    step = _step(values, effect)
     few = values < 1.5 * step.clamp(min=torch.finfo(values.dtype).tiny)
     number = few.sum(dim=1, keepdim=True)
     up = (few & (values > 0)).sum(dim=1, keepdim=True) / number.clamp(min=1)
@@ -197,7 +195,7 @@ def _of_buckets(tensor: Float[Tensor, "..."], effect: Quantises) -> Float[Tensor
     multiples = (values / _step(values, effect)).nan_to_num(nan=0.0, posinf=0.0)
     off = (multiples - multiples.round()).abs() > torch.clamp(ROUNDED * multiples, min=OFF)
     whole = (~off).all(dim=1, keepdim=True).expand_as(values).flatten()[: tensor.numel()].view_as(tensor)
-    return quantised_std(tensor, effect.bucket, effect).where(whole, published_std(tensor, effect))
+    return quantised_std(tensor, effect).where(whole, published_std(tensor, effect))
 
 
 def _buckets(tensor: Float[Tensor, "..."], bucket: int | None) -> Float[Tensor, "buckets size"]:
@@ -206,13 +204,11 @@ def _buckets(tensor: Float[Tensor, "..."], bucket: int | None) -> Float[Tensor, 
     return F.pad(tensor.abs().flatten(), (0, -tensor.numel() % size), value=math.nan).view(-1, size)
 
 
-def _step(values: Float[Tensor, "buckets size"], published: Quantises | None) -> Float[Tensor, "buckets 1"]:
+def _step(values: Float[Tensor, "buckets size"], effect: Quantises) -> Float[Tensor, "buckets 1"]:
     """Of each bucket the least of its values but zero, or a part of it; zero where there is none."""
     least = values.nan_to_num(nan=math.inf).where(values > 0, math.inf).amin(dim=1, keepdim=True)
     least = least.where(least.isfinite(), 0.0)
-    if published is None:
-        return least
-    expected, growth = _published_step(values, published)
+    expected, growth = _published_step(values, effect)
     several = (least / expected).nan_to_num(nan=1.0, posinf=1.0).round().clamp(min=1.0)
     return least / several.where(growth < FEW, 1.0)
 

@@ -21,7 +21,7 @@ from attacks.optimization.problem import (
     make_update_map,
     shared_update,
 )
-from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, Residual, make_residuals
+from attacks.optimization.second_order.residual.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, Residual, make_residuals
 from attacks.positions import of_images
 from attacks.victim import make_victim
 from fedsim import effects

@@ -81,7 +81,7 @@ def _calls(seen: "Observation", device: "torch.device") -> tuple[dict[str, Calla
     from attacks.optimization.cuda_graph import replayed
     from attacks.optimization.problem import make_problem, shared_update
     from attacks.optimization.second_order.posterior.mean import LEAPS
-    from attacks.optimization.second_order.residual import make_residuals
+    from attacks.optimization.second_order.residual.residual import make_residuals
     from attacks.optimization.second_order.stages import MOST_WHOLE, PARTS, most_together
     from attacks.optimization.second_order.steps.products import KeptProducts
     from attacks.optimization.second_order.steps.sketch import Sketch, gram, sketch

@@ -26,20 +26,20 @@ def test_the_errors_of_qsgd_are_about_as_large_as_the_steps_that_show_say(levels
     ratios = []
     for seed in range(20):
         shared = QSGD(levels, norm=norm).compress(gradient, torch.Generator().manual_seed(seed))["weight"]
-        told = quantised_std(shared, 512)
+        told = quantised_std(shared, Quantises(1 / levels, "tensor", 512, norm=norm))
         ratios.append(float(((shared - gradient["weight"]) / told).square().mean()))
     assert 0.5 < sum(ratios) / len(ratios) < 1.5
 
 
 def test_buckets_are_read_apart_and_the_last_may_be_shorter():
     shared = torch.tensor([0.0, 2.0, 0.0, 4.0, 0.0, 0.1])
-    found = quantised_std(shared, 4)
+    found = quantised_std(shared, Quantises(1.0, "tensor", 4))
     small = 2.0 * math.sqrt(1 / 3 * 2 / 3)
     assert torch.allclose(found, torch.tensor([small, small, small, 2.0 / math.sqrt(6), 0.05, 0.05]))
 
 
 def test_a_bucket_of_zeros_has_no_step():
-    assert float(quantised_std(torch.zeros(3, 5), None).abs().max()) == 0.0
+    assert float(quantised_std(torch.zeros(3, 5), Quantises(1.0, "tensor")).abs().max()) == 0.0
 
 
 def test_a_defense_says_its_buckets(rng):
@@ -50,7 +50,7 @@ def test_a_defense_says_its_buckets(rng):
     target = {name: tensor.double() for name, tensor in seen.update.tensors.items()}
     found = noise_of(seen, target, 1.0)
     assert found is not None
-    assert torch.equal(found["1.weight"], quantised_std(target["1.weight"], 16, Quantises(1 / 7, "tensor", 16)))
+    assert torch.equal(found["1.weight"], quantised_std(target["1.weight"], Quantises(1 / 7, "tensor", 16)))
 
 
 def heavy(rng, clients=1):
@@ -67,7 +67,7 @@ def ratio(true, told):
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("norm", ["l2", "max"])
 def test_in_a_mean_no_steps_show_and_those_published_count(clients, alike, norm, rng):
-    """Read off the sum, its steps were ten to ten thousand times too small."""
+    """Read off the sum, its steps are far too small."""
     defense = QSGD(norm=norm)
     model = torch.nn.Linear(512, 24, bias=False)
     seen = fedsim.observe(
@@ -111,9 +111,13 @@ def test_of_few_numbers_the_published_step_says_how_many_the_least_is():
     error = torch.tensor([-0.9, *[0.1] * 9], dtype=torch.float64)
     step = float(error.norm()) / 7
     shared = torch.tensor([-7 * step, 0.0, 0.0, *[0.0] * 7], dtype=torch.float64)
-    assert float(quantised_std(shared, 512, SEVENTHS)[1]) < 0.5 * step < float(quantised_std(shared, 512)[1])
+    assert (
+        float(quantised_std(shared, SEVENTHS)[1])
+        < 0.5 * step
+        < float(quantised_std(shared, Quantises(1.0, "tensor"))[1])
+    )
     several = torch.tensor([-6 * step, 2 * step, 3 * step, *[0.0] * 7], dtype=torch.float64)
-    assert float(quantised_std(several, 512, SEVENTHS)[1]) == pytest.approx(step / math.sqrt(6), rel=0.2)
+    assert float(quantised_std(several, SEVENTHS)[1]) == pytest.approx(step / math.sqrt(6), rel=0.2)
 
 
 class OtherNoise(GradientNoise):

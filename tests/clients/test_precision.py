@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fedsim
 from attacks.optimization.matching.local_steps import UnrolledSteps, update_scale
-from attacks.optimization.second_order.errors import autocast_of
+from attacks.optimization.second_order.residual.errors import autocast_of
 from attacks.victim import make_victim
 from clients.app import ClientRuntime
 from clients.local_model import LocalModel

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attacks.analytic.linear.conjugate_gradients import conjugate_gradients
 from attacks.analytic.linear.patches import patchify, unpatchify
-from attacks.conjugate_gradients import conjugate_gradients
 
 Edges = tuple[Tensor, Tensor]
 

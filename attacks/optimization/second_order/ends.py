@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.one_round import ROUNDINGS
-from attacks.optimization.second_order.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, Residual, shape_of
+from attacks.optimization.second_order.residual.one_round import ROUNDINGS
+from attacks.optimization.second_order.residual.residual import LEFT_BY_ONE, LEFT_BY_SEVERAL, Residual, shape_of
 from attacks.optimization.second_order.stages import StagePlan
 from fedsim.bounds.gaussian_prior import ImagePrior
 

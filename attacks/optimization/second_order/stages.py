@@ -12,7 +12,7 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB, chunk_size, default_budget
-from attacks.optimization.second_order.residual import Residual, make_residuals, shape_of
+from attacks.optimization.second_order.residual.residual import Residual, make_residuals, shape_of
 from attacks.optimization.second_order.steps.levenberg_marquardt import DenseModel, Linearised, NormalEquations
 from attacks.optimization.second_order.steps.products import MatrixFree
 from attacks.optimization.second_order.steps.sketch import gram

@@ -18,7 +18,7 @@ from attacks.base import Attack, Reconstruction
 from attacks.certificate.assignments import MAX_ORDERS
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.residual import shape_of
+from attacks.optimization.second_order.residual.residual import shape_of
 from attacks.optimization.second_order.warm_start import RACERS, WarmStart
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.errors import NotApplicable

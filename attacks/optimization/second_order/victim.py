@@ -18,7 +18,7 @@ from attacks.optimization.second_order.posterior.mean import PosteriorMean
 from attacks.optimization.second_order.posterior.mixture import Modes
 from attacks.optimization.second_order.posterior.mode import STEPS as FOLLOWING
 from attacks.optimization.second_order.posterior.mode import likeliest
-from attacks.optimization.second_order.residual import Residual, shape_of
+from attacks.optimization.second_order.residual.residual import Residual, shape_of
 from attacks.optimization.second_order.settings import Settings
 from attacks.optimization.second_order.stages import Stage, make_plan, whole_together
 from attacks.optimization.second_order.starts import Starts

@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attacks.optimization import Pixels
 from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem, local_updates, make_problem, shared_update
-from attacks.optimization.second_order.errors import autocast_of, rounding_of
-from attacks.optimization.second_order.residual import Residual, make_residuals
+from attacks.optimization.second_order.residual.errors import autocast_of, rounding_of
+from attacks.optimization.second_order.residual.residual import Residual, make_residuals
 from attacks.optimization.second_order.stages import TOGETHER
 from attacks.optimization.second_order.steps.sketch import Pieces, sketch, sketch_rows
 from attacks.positions import of_images

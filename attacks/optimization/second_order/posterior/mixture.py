@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.optimization.second_order.posterior.mean import PosteriorMean, factors, posterior_mean
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.steps.levenberg_marquardt import NormalEquations
 
 SHARE = 0.05

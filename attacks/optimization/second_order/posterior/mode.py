@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.optimization.second_order.one_round import ROUNDINGS
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.one_round import ROUNDINGS
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.steps.levenberg_marquardt import DenseModel, LMState, NormalEquations, take_step
 
 STEPS = 40

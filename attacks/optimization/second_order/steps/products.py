@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.conjugate_gradients import conjugate_gradients
+from attacks.analytic.linear.conjugate_gradients import conjugate_gradients
 from attacks.optimization.cuda_graph import Function, capturable, replayed
 from attacks.optimization.second_order.steps.sketch import Pieces, Sketch, sketch
 

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attacks.forward_mode import jacobian_product
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.residual import Residual, shape_of
+from attacks.optimization.second_order.residual.residual import Residual, shape_of
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.observation import Observation
 

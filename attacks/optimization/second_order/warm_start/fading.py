@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.steps.levenberg_marquardt import FIRST_DAMPING, Linearised, LMState, take_step
 
 FADES = 0.3

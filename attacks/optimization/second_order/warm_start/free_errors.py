@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.memory import chunk_size
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.warm_start.known_logits import one_gradient
 from attacks.victim import Victim
 from fedsim.update import State

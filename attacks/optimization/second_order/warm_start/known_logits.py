@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.func import grad
 
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.errors import reads_adam
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.errors import reads_adam
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.warm_start.logits import LogitErrors
 from attacks.victim import Victim, make_victim
 from fedsim.effects import Clips

@@ -13,7 +13,7 @@ from attacks.label.head.gradient import head_is_exact, rounding
 from attacks.noise import noise_of
 from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.errors import rounding_of
+from attacks.optimization.second_order.residual.errors import rounding_of
 from attacks.optimization.second_order.warm_start.ensemble import FEWEST
 from attacks.victim import Victim
 from fedsim.effects import Sparsifies

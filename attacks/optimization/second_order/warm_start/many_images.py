@@ -12,7 +12,7 @@ from torch.func import vmap
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB, chunk_size
-from attacks.optimization.second_order.residual import Residual, shape_of
+from attacks.optimization.second_order.residual.residual import Residual, shape_of
 from attacks.optimization.second_order.stages import DIRECTION_BYTES, StagePlan, memory_of, most_together
 from attacks.optimization.second_order.steps.sketch import folded
 from attacks.optimization.second_order.unknowns.prior_directions import PriorDirections

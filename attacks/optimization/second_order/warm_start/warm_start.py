@@ -14,7 +14,7 @@ from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.problem import Problem
 from attacks.optimization.search.base import SearchTask
 from attacks.optimization.search.memory import GIB
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.stages import StagePlan, memory_of, numbers_of, whole_model, whole_together
 from attacks.optimization.second_order.steps.levenberg_marquardt import Linearised
 from attacks.optimization.second_order.steps.products import MatrixFree

@@ -15,7 +15,7 @@ from attacks.optimization.search.base import BestCandidate
 from attacks.optimization.second_order.attack import _of_own_model
 from attacks.optimization.second_order.label_orders import MAX_ORDERS, label_orders
 from attacks.optimization.second_order.posterior.mode import STEPS
-from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.residual.residual import make_residuals
 from attacks.session import Session
 from defenses import GradientNoise, LeakageGate, TopK, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior

@@ -8,7 +8,7 @@ import torch
 
 from attacks.optimization.parametrisation import PixelSpace
 from attacks.optimization.second_order.ends import End, Ends, agreement
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from fedsim.bounds.gaussian_prior import GaussianPrior
 
 

@@ -6,7 +6,7 @@ import torch
 import fedsim
 from attacks.forward_mode import CHUNK
 from attacks.optimization import GaussNewton
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.stages import MOST_COLUMNS
 from tests.attacks.optimization.second_order.test_attack import WHITE
 

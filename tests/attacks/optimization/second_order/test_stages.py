@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.stages import FAR, whole_model, whole_together
 from attacks.optimization.second_order.steps.levenberg_marquardt import LMState, take_step
 

@@ -7,7 +7,7 @@ from torch import nn
 import fedsim
 from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import local_updates, make_problem, shared_update
-from attacks.optimization.second_order.residual import Residual, make_residuals
+from attacks.optimization.second_order.residual.residual import Residual, make_residuals
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.errors import NotApplicable
 from fedsim.models import ModelSpec

@@ -8,7 +8,7 @@ from torch.distributions import MultivariateNormal
 
 from attacks.optimization.second_order.posterior.mean import PosteriorMean
 from attacks.optimization.second_order.posterior.mixture import Modes, mixture, shares, unlikely
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 
 NUMBERS, UNKNOWNS, ERROR = 9, 4, 0.3
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacks.optimization.second_order.posterior.mode import likeliest
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 
 NUMBERS, UNKNOWNS, ERROR = 400, 6, 1e-4
 MODELLED = 5e-4

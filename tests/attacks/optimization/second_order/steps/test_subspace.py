@@ -2,7 +2,7 @@
 
 import torch
 
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.stages import whole_model
 from attacks.optimization.second_order.steps.levenberg_marquardt import LMState, take_step
 from attacks.optimization.second_order.steps.subspace import AlongDirections

@@ -8,7 +8,7 @@ import torch
 import fedsim
 from attacks.optimization import GaussNewton, Pixels
 from attacks.optimization.problem import make_problem, shared_update
-from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.residual.residual import make_residuals
 from attacks.optimization.second_order.unknowns.read_directions import ReadDirections, _orthonormal
 from defenses import GradientNoise, Withhold
 from fedsim.bounds.gaussian_prior import GaussianPrior

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.optimization.second_order.residual import Residual
+from attacks.optimization.second_order.residual.residual import Residual
 from attacks.optimization.second_order.stages import whole_model
 from attacks.optimization.second_order.warm_start.fading import descend_with_fading
 

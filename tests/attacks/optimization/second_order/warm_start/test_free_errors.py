@@ -11,7 +11,7 @@ from torch.nn import functional
 import fedsim
 from attacks.optimization import Pixels
 from attacks.optimization.problem import make_problem, shared_update
-from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.residual.residual import make_residuals
 from attacks.optimization.second_order.warm_start import free_errors
 from attacks.optimization.second_order.warm_start.free_errors import FreeErrors
 from defenses import Withhold

@@ -12,7 +12,7 @@ from torch.func import vjp
 
 from attacks.forward_mode import CHUNK, jacobian_transposed
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.one_round import TINY, OneRound, one_round
+from attacks.optimization.second_order.residual.one_round import TINY, OneRound, one_round
 from attacks.optimization.second_order.steps.levenberg_marquardt import NormalEquations
 from attacks.optimization.second_order.steps.sketch import Pieces
 from fedsim.bounds.gaussian_prior import ImagePrior

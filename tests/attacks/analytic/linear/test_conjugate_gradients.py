@@ -2,7 +2,7 @@
 
 import torch
 
-from attacks.conjugate_gradients import conjugate_gradients
+from attacks.analytic.linear.conjugate_gradients import conjugate_gradients
 
 
 def test_conjugate_gradients_end_at_the_solution(rng):

@@ -12,8 +12,8 @@ import fedsim
 from attacks.noise import noise_of
 from attacks.optimization import Pixels
 from attacks.optimization.problem import make_problem, shared_update
-from attacks.optimization.second_order.errors import rounding_of
-from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.residual.errors import rounding_of
+from attacks.optimization.second_order.residual.residual import make_residuals
 from attacks.positions import of_images
 from defenses import DPSGD, QSGD, GradientNoise, Half
 from fedsim.bounds.gaussian_prior import GaussianPrior

@@ -10,8 +10,13 @@ from torch import Tensor
 from attacks.noise import clipped_noise, noise_of
 from attacks.optimization.matching.local_steps import unit_scale
 from attacks.optimization.problem import Problem
-from attacks.optimization.second_order.client_computation import arithmetic, norm_at_mean, shared_by, update_map
-from attacks.optimization.second_order.errors import autocast_of, reads_adam, repeats_adam, rounding_of
+from attacks.optimization.second_order.residual.client_computation import (
+    arithmetic,
+    norm_at_mean,
+    shared_by,
+    update_map,
+)
+from attacks.optimization.second_order.residual.errors import autocast_of, reads_adam, repeats_adam, rounding_of
 from fedsim.bounds.gaussian_prior import ImagePrior
 from fedsim.bounds.rounding import MIN_SHARE, row_norms
 from fedsim.effects import Sparsifies

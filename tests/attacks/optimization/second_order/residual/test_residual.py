@@ -9,7 +9,7 @@ import fedsim
 from attacks.forward_mode import jacobian
 from attacks.optimization import Pixels
 from attacks.optimization.problem import make_problem, shared_update
-from attacks.optimization.second_order.residual import make_residuals
+from attacks.optimization.second_order.residual.residual import make_residuals
 from defenses import GradientClip, GradientNoise, TopK
 from fedsim.bounds.gaussian_prior import GaussianPrior
 from fedsim.models import ModelSpec
@@ -77,7 +77,7 @@ def with_batch_norm():
     ids=["float32", "bfloat16", "clipped", "batch_norm"],
 )
 def test_adam_s_own_arithmetic_is_within_the_floor_and_other_images_are_not(make, how, own, cpu, rng):
-    """Of the rounding of weights alone the true image was ten floors off, and a search went on that had found it."""
+    """Of the rounding of weights alone the true image is outside, and a search goes on that has found it."""
     model, labels, (image, *others) = make(), torch.tensor([1]), torch.rand(4, 1, 3, 8, 8, generator=rng)
     seen = fedsim.observe(model, image, labels, share="delta", local_steps=5, optimizer=ADAMW, **how)
     problem = make_problem(seen, shared_update(seen, "unroll", cpu), labels, Pixels(), {}, cpu)

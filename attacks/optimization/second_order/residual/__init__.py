@@ -1,0 +1,1 @@
+"""What an image would have been shared as, less what was: its numbers, their weights and their errors."""
