@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError("--images", images, f"1 to {MOST}")
     names = matching_names("--rungs", RUNGS, options.rungs)
     folder = None if options.pictures is None else str(options.pictures.resolve())
-    most = 8 if folder is None else 1
+    most = 8 if folder is None else 2
     settings = {"pictures": folder, "seed": options.seed, "scale": options.scale, "second_order": most}
     count = {name: -(-images // RUNGS[name].pictures) for name in names}
     needed = max(count[name] * RUNGS[name].pictures for name in names)
@@ -131,7 +131,7 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
         "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
         "The reference takes the rounding of the update for Gaussian noise and pictures for Gaussian ones with the "
         "public moments: dB of the mean error. Rounding alone is a fact near the pictures. Neither is a theorem.",
-        "`gauss_newton` runs up to eight digits or one larger picture an update, whose derivatives go through up to 64 "
+        "`gauss_newton` runs up to eight digits or two larger pictures an update, whose derivatives go through up to 64 "
         "passes of one picture, as a batch of eight's do; elsewhere it is not run, not refused: ten such have 640.",
     ]
     if accuracy is not None:
