@@ -131,7 +131,7 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
         "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
         "The reference takes the rounding of the update for Gaussian noise and pictures for Gaussian ones with the "
         "public moments: dB of the mean error. Rounding alone is a fact near the pictures. Neither is a theorem.",
-        "`gauss_newton` runs up to eight digits or two larger pictures an update, whose derivatives go through up to 64 "
+        "`gauss_newton` runs up to eight digits or two larger pictures an update, whose derivatives take up to 64 "
         "passes of one picture, as a batch of eight's do; elsewhere it is not run, not refused: ten such have 640.",
     ]
     if accuracy is not None:
