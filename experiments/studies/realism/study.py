@@ -81,9 +81,9 @@ def run(options: argparse.Namespace) -> None:
         if number < count[name]
     ]
     units += [
-        Unit.of(options, f"{name}/beside of {count[name]}", {"rung": name, "beside": count[name], **settings})
+        Unit.of(options, f"{name}/beside of {number}", {"rung": name, "beside": number, **settings})
         for name in names
-        if folder is None
+        for number in [count[name] if folder is None else 1]
     ]
     model = [Unit.of(options, "trained", settings)] if any(RUNGS[name].trained for name in names) else []
     shown = partial(page, names=names, options=options)
@@ -130,7 +130,8 @@ def differs(options: argparse.Namespace, accuracy: float | None) -> list[str]:
         "over what may have been done to it. Beside it what the model saw and a guess, held against the same.",
         "Recognisable is a picture of 20 dB and more that is 1 dB above its guess.",
         "The reference takes the rounding of the update for Gaussian noise and pictures for Gaussian ones with the "
-        "public moments: dB of the mean error. Rounding alone is a fact near the pictures. Neither is a theorem.",
+        "public moments: dB of the mean error; of --pictures, of the first update alone. Rounding alone is what it "
+        "leaves near the pictures. Neither is a theorem.",
         "`gauss_newton` runs up to eight digits or two larger pictures an update, whose derivatives take up to 64 "
         "passes of one picture, as a batch of eight's do; elsewhere it is not run, not refused: ten such have 640.",
     ]

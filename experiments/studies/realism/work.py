@@ -16,8 +16,9 @@ from experiments.studies.harness.study import Unit
 from experiments.studies.harness.victims import finished
 from experiments.studies.realism.rungs import Rung
 from experiments.studies.realism.victims import accuracy, victims
-from experiments.studies.second_order.references import linear
-from fedsim.bounds.references import determined, gaussian_reference, information, prior_precision
+from experiments.studies.second_order.references import behind_rounding, linear
+from fedsim.bounds.public_prior import PublicPrior
+from fedsim.bounds.references import determined, gaussian_reference, prior_precision
 from fedsim.errors import NotApplicable
 from fedsim.ground_truth import GroundTruth
 from fedsim.metrics import image as measures
@@ -36,8 +37,8 @@ BUDGETS: dict[str, dict[str, Any]] = {
     "small": {"second": {"steps": 20, "restarts": 1, "starts": ["closed_form", "public", "mean"]}, "first": 100},
     "paper": {"second": {"steps": 60, "restarts": 2}, "first": 5000},
 }
-LARGEST_SYSTEM = 1_600
-"""Unknowns of an update's images up to which J is computed whole beside the attacks."""
+LARGEST_SYSTEM = 3_072
+"""Unknowns of an update's images up to which J is computed whole beside the attacks, in 8 GB for so many."""
 LARGEST_SEARCH = 64
 """Passes that derivatives go through, up to which J is computed in a search: those of a batch of eight."""
 NO_IMAGE = 0.0
@@ -143,13 +144,26 @@ def beside(rung: Rung, clients: Sequence[tuple[Observation, GroundTruth]]) -> En
             jacobian, _, rounding = linear(seen, truth.images.double(), truth.labels, prior)
         except NotApplicable as refusal:
             return {"none": str(refusal)}
-        each.append(information(jacobian, rounding))
-        held.append(determined(jacobian, rounding))
-    one = prior_precision(prior, clients[0][0].image_shape)
-    precision = torch.block_diag(*[one] * len(clients[0][1].images))
+        whitened = jacobian / rounding[:, None]
+        each.append(torch.linalg.qr(whitened, mode="r").R if len(whitened) > unknowns else whitened)
+        held.append(determined(each[-1], torch.ones(len(each[-1]))))
+    assert prior is not None
     left = median(one.rounding_psnr for one in held)
-    entry: Entry = {"reference": gaussian_reference(each, precision), "unknowns": held[0].unknowns}
+    entry: Entry = {"reference": reference(each, prior), "unknowns": held[0].unknowns}
     return entry | {"rank": min(one.rank for one in held), "rounding": left if math.isfinite(left) else None}
+
+
+def reference(each: Sequence[Tensor], prior: PublicPrior) -> float:
+    """dB that second moments leave, of one update, or of the mean of the information in several.
+
+    Args:
+        each: J of each update, in units of the rounding of what was shared.
+    """
+    if len(each) == 1:
+        return behind_rounding(each[0], torch.ones(len(each[0])), prior)
+    one = prior_precision(prior, prior.mean.shape)
+    precision = torch.block_diag(*[one] * (each[0].shape[1] // len(one)))
+    return gaussian_reference([J.T @ J for J in each], precision)
 
 
 def picture_folder(out: Path, rung: str) -> Path:

@@ -6,6 +6,7 @@ import torch
 
 from experiments.studies.realism import study, work
 from experiments.studies.realism.rungs import RUNGS
+from fedsim.bounds.public_prior import PublicPrior
 from fedsim.ground_truth import GroundTruth
 
 
@@ -52,6 +53,16 @@ def test_an_attack_that_answered_for_part_of_the_pictures_is_not_the_best():
     part, whole = ({"attack": name} for name in ("patch_gradient", "gauss_newton"))
     line = study.numbers([guess, {**part, "psnrs": [90.0]}, {**whole, "psnrs": [12.0, 30.0], "private": [12.0, 30.0]}])
     assert (line["best"], line["recognisable"], line["pictures"]) == ("gauss_newton", 1, 2)
+
+
+def test_the_reference_of_one_update_is_that_of_two_that_tell_the_same():
+    generator = torch.Generator().manual_seed(0)
+    public = torch.rand(50, 1, 4, 4, generator=generator, dtype=torch.float64)
+    jacobian = 10.0 * torch.randn(40, 16, generator=generator, dtype=torch.float64)
+    prior = PublicPrior.of(public)
+    one = work.reference([jacobian], prior)
+    assert one == pytest.approx(work.reference([jacobian, jacobian], prior), abs=1e-6)
+    assert one > work.reference([jacobian[:8]], prior) > work.reference([jacobian[:1]], prior)
 
 
 def test_rungs_stand_alone_before_they_stand_together():
