@@ -30,6 +30,9 @@ AHEAD = 2
 LEAST, SPAN, SPAN_OF_SUMS = 0.02, 0.05, 0.5
 """Seconds of work that a call should have at least, and at most: it costs some milliseconds, whatever is in it."""
 
+AT_ONCE = 0.25
+"""Seconds of work for each worker that are left, from which a part is kept for who is done first."""
+
 MOST_TOGETHER = 16
 """Messages, or groups of them whose updates are summed, in one call."""
 
@@ -188,13 +191,16 @@ class RayGrid(SimulatedGrid):
     def _together(self, waiting: int, seconds: float, whole: frozenset[int] | None) -> int:
         """Each worker in turn gets the same, a part of what waits; then of the rest: so all end at about the same time.
 
-        Hummel, Schonberg and Flynn 1992: factoring. Whole updates arrive one by one anyway, of sums few are wanted.
+        Hummel, Schonberg and Flynn 1992: factoring. Whole updates arrive one by one anyway, of sums few are wanted: all
+        that is left of them goes out where a further call would cost more than an uneven end.
         """
         seconds = max(seconds, 1e-6)
         summed = whole is not None and len(whole) <= MOST_TOGETHER  # else a call would bring many updates besides
         size, left, last = self._share
         if left == 0 or waiting > last:
-            size, left = math.ceil(waiting * (0.75 if summed else 0.5) / self._workers), self._workers
+            few = summed and waiting * seconds < AT_ONCE * self._workers
+            part = 1.0 if few else 0.75 if summed else 0.5
+            size, left = math.ceil(waiting * part / self._workers), self._workers
         self._share = size, left - 1, waiting
         most = int((SPAN_OF_SUMS if summed else SPAN) / seconds)
         return max(1, min(MOST_TOGETHER, max(size, int(LEAST / seconds)), most))

@@ -113,6 +113,17 @@ def test_quick_clients_travel_together_and_one_that_hangs_costs_itself_alone(ray
         grid.close()
 
 
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.01, [10, 10]), (0.03, [8, 8, 2, 2])])
+def test_the_last_quarter_of_a_round_waits_for_who_is_done_first_unless_it_is_short(seconds, sizes):
+    grid = object.__new__(RayGrid)
+    grid._workers, grid._share = 2, (0, 0, 0)
+    waiting, sent = 20, []
+    while waiting:
+        sent.append(grid._together(waiting, seconds, frozenset()))
+        waiting -= sent[-1]
+    assert sent == sizes
+
+
 def test_a_worker_tells_of_the_bundle_that_it_is_asked_for_alone():
     worker = ClientWorker(make_client_app, 3, 1)
     grid = InlineGrid(3, make_client_app)
