@@ -16,7 +16,7 @@ from fedsim.simulation.traffic import Traffic
 from fedsim.storage.run_folder import UNCHANGED
 from fedsim.wire.contents import array_records, config_records
 from fedsim.wire.partial_sums import sum_size
-from fedsim.wire.records import AUDITED, CONFIG, from_arrays, instruct
+from fedsim.wire.records import AUDITED, CONFIG, SERVER_ROUND, from_arrays, instruct
 from fedsim.wire.tensor_records import TensorArray
 from server.aggregation import aggregate
 from server.curious.federation_replies import FederationReplies
@@ -130,9 +130,11 @@ class Rounds:
             messages = list(self.strategy.configure_train(server_round, start, config, seeded))
         nodes = sorted(message.metadata.dst_node_id for message in messages)
         self._asked = [self._client_of(node) for node in nodes]
+        instruct(messages, {SERVER_ROUND: server_round})  # which clients draw by; not every strategy says it
         if self._observer is not None:
             instruct(messages, {AUDITED: sorted(self._observer.looks_at(server_round, self._asked))})
-        if self._worker_sums is not None:
+        alike = len({id(message.content) for message in messages}) == 1  # a group is sent one content
+        if self._worker_sums is not None and alike:
             ask_for_sums(messages, self._worker_sums.observed(server_round, nodes), self._worker_sums.size)
         return _in_order(messages)
 
@@ -174,6 +176,7 @@ class Rounds:
         with seeded_globals(*drawn):
             seeded = SeededGrid(grid, partial(seed_again, *drawn))
             messages = list(self.strategy.configure_evaluate(server_round, arrays, ConfigRecord(), seeded))
+        instruct(messages, {SERVER_ROUND: server_round})
         self.heard(server_round, grid.send_and_receive(_in_order(messages), timeout=timeout))
 
     def heard(self, server_round: int, replies: Iterable[Message]) -> None:

@@ -47,11 +47,10 @@ class Screening:
 
     Args:
         rules: None: every reply is taken as it is.
-        client_of: a client's number from its node id, where the Grid numbers its nodes; None: a client says itself who
-            it is, and no two of a round may say the same.
+        client_of: a client's number from its node id: that of the partition which it must say that it is.
     """
 
-    def __init__(self, rules: ReplyRules | None = None, client_of: Callable[[int], int] | None = None) -> None:
+    def __init__(self, rules: ReplyRules | None = None, client_of: Callable[[int], int] = int) -> None:
         self._rules = rules
         self._client_of = client_of
 
@@ -68,8 +67,6 @@ class Screening:
         replies = [self._read(message, read) for message in messages]
         if rules is None:
             return replies
-        if self._client_of is None:
-            replies = self._once_each(replies)
         replies = self._alike(replies, "metrics", lambda sent: sent.metrics)
         if rules.kind == "gradient":  # whole weights are completed where tensors are missing
             replies = self._alike(replies, "tensors", lambda sent: (*sent.update.tensors, *sent.update.buffers))
@@ -89,9 +86,8 @@ class Screening:
             if message.error.code == ErrorCode.UNKNOWN:
                 self._log(message, message.error.reason)
             return Reply(message)
-        client = None if self._client_of is None else self._client_of(message.metadata.src_node_id)
         try:
-            return Reply(message, read(message.content, client=client))
+            return Reply(message, read(message.content, client=self._client_of(message.metadata.src_node_id)))
         except MalformedReply as fault:
             return self._rejected(message, str(fault))
         except (KeyError, TypeError, ValueError) as error:
@@ -99,19 +95,6 @@ class Screening:
                 return self._rejected(message, f"it cannot be read: {shown(str(error))}")
             self._log(message, f"it sent no update that can be read: {error}")
             return Reply(message)
-
-    def _once_each(self, replies: Iterable[Reply]) -> list[Reply]:
-        """Of replies that claim the same partition the first alone."""
-        claimed: dict[int, int] = {}
-        screened = []
-        for reply in replies:
-            if reply.sent is not None:
-                partition, node = reply.sent.client, reply.message.metadata.src_node_id
-                first = claimed.setdefault(partition, node)
-                if first != node:
-                    reply = self._rejected(reply.message, f"it claims partition {partition}, as node {first} does")
-            screened.append(reply)
-        return screened
 
     def _alike(
         self, replies: Sequence[Reply], what: str, names_of: Callable[[Contribution], Iterable[str]]
@@ -135,14 +118,11 @@ class Screening:
         metrics, kept = metric_records(reply.content).get(METRICS), RecordDict()
         if metrics is not None and (rules := self._rules) is not None:
             kept[METRICS] = MetricRecord({n: value for n, value in metrics.items() if _counts(n, rules)})
-        if self._client_of is not None:
-            kept[UPDATE] = ConfigRecord({"partition-id": self._client_of(reply.metadata.src_node_id)})
+        kept[UPDATE] = ConfigRecord({"partition-id": self._client_of(reply.metadata.src_node_id)})
         return with_content(reply, kept)
 
     def _log(self, message: Message, reason: str | None) -> None:
-        node = message.metadata.src_node_id
-        who = f"node {node}" if self._client_of is None else f"client {self._client_of(node)}"
-        logger.warning("%s: %s", who, reason)
+        logger.warning("client %s: %s", self._client_of(message.metadata.src_node_id), reason)
 
 
 def _with_plain_error(reply: Message) -> Message:

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
@@ -46,6 +46,7 @@ from experiments.engine.setup import (
 from experiments.flower.grid import NumberedGrid
 from experiments.run.resumed import check_resume
 from experiments.run.resuming import check_room, finished, go_back
+from fedsim.effects import AddsErrors, Effect, Withholds
 from fedsim.memory.kept import give_back
 from fedsim.memory.peak import PeakMemory
 from fedsim.report.wording import count, percent
@@ -123,10 +124,10 @@ def run_federated(
             refuse_used(root)
             open_folder(config, root)
         keep_content(folder, federated_content(setup), "resume" if resumed else "run_dir")
-        errors = any(getattr(one, "error_feedback", False) for one in setup.defenses.wrappers)
-        keeping = min(config.num_clients, clients_a_round(config) * config.num_rounds) if errors else 0
+        asked = min(config.num_clients, clients_a_round(config) * config.num_rounds)
+        keeping = asked if setup.architecture.finetune.keeps or _keeps(setup.defenses.effects()) else 0
         check_room(folder, setup.model, config.resume_every_seconds, keeping)
-        pending = PendingObservations(folder.resume_points / "pending", folder.observations, setup.recorded)
+        pending = PendingObservations(folder.resume_points / "pending", root / "observations", setup.recorded)
         point = go_back(folder, pending, config.resume_every_seconds) if resumed else None
         start -= 0.0 if point is None else point.seconds
         trackers = Trackers(config.tracker, root)
@@ -166,6 +167,11 @@ def _observable(config: RunConfig, setup: Setup) -> list[int]:
     if isinstance(chosen, int) and setup.sums is None and all_train(config):
         return list(every[:chosen])
     return [client for client in every if not isinstance(chosen, list) or client in chosen]
+
+
+def _keeps(effects: Sequence[Effect]) -> bool:
+    """Whether a client keeps as much as what it trains, from one of its rounds to the next."""
+    return any(isinstance(one, AddsErrors) or (isinstance(one, Withholds) and one.kept) for one in effects)
 
 
 def _commonest_class(labels: Int[Tensor, "images"]) -> float | None:

@@ -7,8 +7,10 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from experiments.engine.ray_only import KEYS
 from fedsim.errors import ConfigError, nearest
 from fedsim.settings.commands import RunConfig
+from fedsim.settings.groups import usual_simulation
 
 Config = dict[str, Any]
 
@@ -57,10 +59,21 @@ def read_resumed(arguments: Sequence[str]) -> tuple[Config, Path] | None:
     for argument in _without_config_dir(arguments):
         if argument not in named:
             _override(config, argument)
+    if engine == "inline" and any(_asks_for_ray(config, argument) for argument in arguments):
+        simulation["engine"] = "ray"
     if simulation.get("engine") != engine and (key := _of_gpus(config)):
         words = f"{engine}, as the run began: with {key} the other one computes elsewhere"
         raise ConfigError("simulation.engine", simulation["engine"], words)
     return {**config, "resume": str(root)}, root
+
+
+def _asks_for_ray(config: Config, argument: str) -> bool:
+    """Whether it is a setting that only Ray's workers can serve, as `simulation=auto` takes it in a first call."""
+    group, _, rest = argument.lstrip("+").partition("=")[0].partition(".")
+    if group == "ray":
+        return rest == "address" and config["ray"]["address"] is not None
+    key = rest.partition(".")[0]
+    return group == "simulation" and key in KEYS and config["simulation"][key] != usual_simulation()[key]
 
 
 def _of_gpus(config: Config) -> str | None:

@@ -66,6 +66,7 @@ def go_back(folder: RunFolder, pending: PendingObservations, every: float | None
     for name, lines in (("metrics", server_round + 1), ("attacks", results)):
         if (found := sum(1 for _ in folder.rows(name))) < lines:
             say(f"{folder.root / name}.jsonl has {found} of {lines} lines that it had after round {server_round}")
+    folder.drop_checkpoints(after=server_round)
     for name in ("metrics", "timings"):
         folder.keep_rows(name, lambda row: row["round"] <= server_round)
     waiting = pending.names()

@@ -22,7 +22,7 @@ from fedsim.simulation.delivery import FIRST_CLIENT_NODE_ID, error_reply, partit
 from fedsim.simulation.folding import Fold
 from fedsim.simulation.traffic import Traffic
 from fedsim.wire.contents import config_records
-from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, SUM_WANTED, WHOLE, PartialSums
+from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE, WHOLE, PartialSums, sum_size
 from fedsim.wire.records import CONFIG
 from fedsim.wire.reply.checks import ReplyRules
 
@@ -126,7 +126,7 @@ class SimulatedGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         for end in self._poll(0.0):
-            self._arrived |= {reply.metadata.reply_to_message_id: reply for reply in self._replies(end)}
+            self._arrived |= {reply.metadata.reply_to_message_id: reply for reply in self._taken(end, None)}
         return [self._arrived.pop(message_id) for message_id in set(message_ids) & set(self._arrived)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | int | None = None) -> Iterable[Message]:
@@ -185,7 +185,7 @@ class SimulatedGrid(Grid):
                     submit(one)
             for end in ended:
                 under_way.discard(end.bundle.key)
-                if end.answer is not None or len(end.bundle.messages) == 1:
+                if end.answer is not None or (len(end.bundle.messages) == 1 and len(end.bundle.lengths) < 2):
                     yield from self._taken(end, fold)
                 else:
                     for one in _one_by_one(end.bundle) if fold is None else fold.split(end.bundle):
@@ -221,16 +221,12 @@ class SimulatedGrid(Grid):
 
     def _lost(self, end: Ended) -> BundleReplies:
         """What stands for the answer of a client whose worker died: a group of nobody else has an empty sum."""
-        answer = BundleReplies(self._replies(end))
+        answer = BundleReplies(
+            [error_reply(message, end.error, ErrorCode.CLIENT_APP_CRASHED) for message in end.bundle]
+        )
         if end.bundle.lengths == (1,):
             answer.sums.add(end.bundle.group, PartialSums())
         return answer
-
-    def _replies(self, end: Ended) -> list[Message]:
-        if end.answer is None:
-            return [error_reply(message, end.error, ErrorCode.CLIENT_APP_CRASHED) for message in end.bundle]
-        self.states |= end.answer.states
-        return end.answer.replies
 
     def _bundles(self, messages: Sequence[Message], size: int, whole: frozenset[int] | None) -> list[Bundle]:
         """Groups of this size, those with the most work first; a last one that would be too small is allowed."""
@@ -314,7 +310,7 @@ def _sums_wanted(messages: Sequence[Message]) -> tuple[int, frozenset[int]]:
         return 0, frozenset()
     config = config_records(messages[0].content).get(CONFIG, ConfigRecord())
     whole: list[int] = config.get(WHOLE, [])  # type: ignore[assignment]
-    return int(config.get(SUM_WANTED, 0)), frozenset(whole)  # type: ignore[arg-type]
+    return sum_size(config), frozenset(whole)
 
 
 def _attach(sums: list[RecordDict], replies: Iterable[Message]) -> None:

@@ -18,7 +18,7 @@ from fedsim.models.finetune import recorded_finetune
 from fedsim.observation import Observation, Replayer
 from fedsim.public_images import PublicImages
 from fedsim.storage.digests import digest, file_sha256
-from fedsim.storage.durable import disk_errors, replacing, write_text
+from fedsim.storage.durable import replacing, write_text
 from fedsim.update import LocalProtocol, State, Update, under
 
 FORMAT = 1
@@ -176,5 +176,5 @@ def _check_content(file: str, written: str, read: str) -> None:
 
 
 def _write_tensors(tensors: State, path: Path) -> None:
-    with disk_errors(path), replacing(path) as partial:
+    with replacing(path) as partial:
         save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial)

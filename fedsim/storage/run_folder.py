@@ -114,9 +114,19 @@ class RunFolder:
         metadata = dict([note or ("server_round", str(server_round))])
         with replacing(path) as partial:
             save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
-        saved = self.checkpoints.glob("round-*.safetensors")
-        for old in sorted(saved, key=lambda path: (len(path.name), path.name))[:-keep]:
-            old.unlink()
+        for old in sorted(self._saved())[:-keep]:
+            self._saved()[old].unlink()
+
+    def drop_checkpoints(self, after: int) -> None:
+        """Remove those of rounds after this one: a run that went back there makes them anew."""
+        for server_round, path in self._saved().items():
+            if server_round > after:
+                path.unlink()
+
+    def _saved(self) -> dict[int, Path]:
+        """Checkpoints by round."""
+        found = (self.root / "checkpoints").glob("round-*.safetensors")
+        return {int(number): path for path in found if (number := path.stem.removeprefix("round-")).isdecimal()}
 
 
 def _size(count: float) -> str:

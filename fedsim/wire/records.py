@@ -32,8 +32,9 @@ def instruct(messages: Iterable[Message], values: Mapping[str, Any]) -> None:
     """Write these into the instructions of a round; several messages may hold the same ones."""
     for content in {id(message.content): message.content for message in messages}.values():
         instructions = config_records(content).get(CONFIG)
-        if instructions is not None:
-            instructions.update(values)
+        if instructions is None:
+            content[CONFIG] = instructions = ConfigRecord()
+        instructions.update(values)
 
 
 _PLAIN_DTYPES = frozenset({"float16", "float32", "float64", "int32", "int64", "uint8", "bool"})

@@ -20,11 +20,11 @@ GROUPS, LARGEST = 16, 16
 def is_weighted_mean(strategy: Strategy) -> bool:
     """Whether the strategy needs no more than the mean of all updates, weighted by examples.
 
-    A subclass may do anything with its replies; one that does not says so by `weighted_mean = True`.
+    A subclass may do anything with its replies; one that does not says so itself, by `weighted_mean = True`.
     """
     if getattr(strategy, "weighted_by_key", NUM_EXAMPLES) != NUM_EXAMPLES:
         return False
-    return type(strategy) in WEIGHTED_MEANS or getattr(strategy, "weighted_mean", False) is True
+    return type(strategy) in WEIGHTED_MEANS or vars(type(strategy)).get("weighted_mean") is True
 
 
 def group_size(clients: int) -> int:

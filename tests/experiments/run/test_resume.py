@@ -340,6 +340,20 @@ def test_where_a_run_goes_on_may_change_and_what_comes_out_may_not(run_folder):
         assert resumed.read_resumed([f"{plus}resume=null"]) is None
 
 
+def test_what_only_workers_can_serve_takes_a_run_of_one_process_to_ray(run_folder):
+    path = run_folder / "config.yaml"
+    path.write_text(path.read_text().replace("threads: 1", "engine: inline, max_retries: 2"))
+    for argument, engine in {
+        "simulation.workers=2": "ray",
+        "ray.address=auto": "ray",
+        "simulation.workers=auto": "inline",
+        "ray.address=null": "inline",
+        "simulation.max_retries=3": "inline",
+    }.items():
+        config, _ = resumed.read_resumed([f"resume={run_folder}", argument])
+        assert config["simulation"]["engine"] == engine, argument
+
+
 def test_resume_in_a_file_starts_no_other_run(command, tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "again.yaml").write_text(f"# @package _global_\nresume: {tmp_path / 'RUN'}\n")

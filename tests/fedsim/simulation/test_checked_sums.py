@@ -9,11 +9,11 @@ import pytest
 from flwr.app import Array, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsim.simulation import InlineGrid, node_id_of
+from fedsim.simulation import InlineGrid, SimulatedGrid, node_id_of
 from fedsim.simulation.bundle import Bundle, BundleReplies, Growing, run_bundle
 from fedsim.simulation.delivery import deliver, partition_of
 from fedsim.simulation.folding import Fold
-from fedsim.simulation.grid import make_context
+from fedsim.simulation.grid import Ended, make_context
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_WANTED, PartialSums
 from fedsim.wire.records import ARRAYS, CONFIG, METRICS, UPDATE, from_arrays
 from tests.fuzz.federation import KINDS, honest, make_rules, start
@@ -258,6 +258,42 @@ def test_what_was_taken_back_of_several_groups_changes_no_bit_of_their_sum(begun
     head = replace(every, messages=every.messages[:begun])
     bundles = [*reversed(rest), *(fold.split(head) if lost else [head])]
     assert same_sums(folded(bundles, rules, every.messages, fold)[1], undisturbed)
+
+
+class DiesOnce(SimulatedGrid):
+    """Its worker is slow at the first of all messages, so that the others are taken back, and then dies at it."""
+
+    _ahead, close, _abandon = 9, None, None
+
+    def __init__(self, clients, rules):
+        super().__init__(clients, rules=rules)
+        self._queue, self._rest, self._died = [], [], False
+
+    def _together(self, waiting, seconds, whole):
+        return waiting
+
+    def _submit(self, bundle):
+        self._queue.append(bundle)
+
+    def _poll(self, timeout):
+        bundle = self._queue.pop(0)
+        if self._died:
+            return [Ended(bundle, answer_to(bundle, self.rules))]
+        self._died, self._rest = True, [(bundle, 1)]
+        return [Ended(replace(bundle, messages=bundle.messages[:1]), None, "its worker died once")]
+
+    def _taken_back(self):
+        taken, self._rest = self._rest, []
+        return taken
+
+
+def test_a_client_whose_worker_died_once_at_what_was_left_to_it_is_asked_again():
+    content = instructions(size=1)
+    messages = [Message(content, node_id_of(client), "train") for client in range(8)]
+    replies = DiesOnce(8, make_rules("delta")).send_and_receive(messages)
+    assert [reply.has_error() for reply in replies] == 8 * [False]
+    (clients,) = (reply.content[SUM_OF]["clients"] for reply in replies if SUM_OF in reply.content)
+    assert clients == 8
 
 
 def test_several_groups_whose_worker_died_are_tried_group_by_group():

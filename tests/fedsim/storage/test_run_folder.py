@@ -83,6 +83,20 @@ def test_checkpoints_keep_the_last_ones(tmp_path):
     assert torch.equal(load_file(folder.checkpoints / names[-1])["w"], torch.full((2,), 3.0))
 
 
+def test_a_run_that_went_back_keeps_the_checkpoints_that_it_writes_from_there(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.drop_checkpoints(after=-1)
+    assert not (tmp_path / "checkpoints").exists()
+    for server_round in (9, 10):
+        folder.save_checkpoint({"w": torch.zeros(1)}, server_round)
+    (folder.checkpoints / "round-mine.safetensors").touch()
+    folder.drop_checkpoints(after=9)
+    for server_round in (10, 11):
+        folder.save_checkpoint({"w": torch.ones(1)}, server_round)
+    names = {path.name for path in folder.checkpoints.iterdir()}
+    assert names == {f"round-{which}.safetensors" for which in ("00010", "00011", "mine")}
+
+
 def test_a_file_in_the_way_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="run_dir"):

@@ -7,6 +7,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 
 from fedsim.wire.partial_sums import SUM
 from fedsim.wire.records import ARRAYS, AUDIT, from_arrays, to_arrays
+from server.fedsgd import FedSGD
 from server.rounds import WorkerSums
 from server.sums.on_workers import group_size, is_weighted_mean
 from tests.server.test_strategies import FEW, MLP, VIT
@@ -129,7 +130,13 @@ def test_who_takes_a_weighted_mean():
     class Subclass(FedAvg):
         pass
 
+    class Median(FedSGD):
+        pass
+
+    sgd = {"_target_": "torch.optim.SGD", "lr": 0.1}
     assert is_weighted_mean(FedAvg())
+    assert is_weighted_mean(FedSGD(sgd))
+    assert not is_weighted_mean(Median(sgd)), "what its parent says is not said of it"
     assert not is_weighted_mean(FedMedian())
     assert not is_weighted_mean(Subclass())
     assert not is_weighted_mean(FedAvg(weighted_by_key="train_loss"))
