@@ -1,7 +1,7 @@
 """From a round's replies to the next global model: what stands between them and the user's strategy."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from logging import getLogger
 
 import torch
@@ -12,6 +12,7 @@ from flwr.serverapp.strategy.fedopt import FedOpt
 from fedsim.wire.contents import array_records, config_records, metric_records
 from fedsim.wire.partial_sums import SUM, SUM_OF, SUM_UPDATE
 from fedsim.wire.records import ARRAYS, NUM_EXAMPLES, UPDATE, buffer_names, from_array, to_array
+from fedsim.wire.tensor_records import TensorRecord
 from server.resume.strategy_state import strategy_layers
 from server.sums.on_workers import carries_sum, means, shares_nothing, with_content
 from server.sums.summing import FEWEST, Sums, in_groups
@@ -97,7 +98,7 @@ def complete(reply: Message, start: ArrayRecord) -> Message:
     return with_content(reply, RecordDict({**reply.content, ARRAYS: ArrayRecord(weights)}))
 
 
-def restore(arrays: ArrayRecord, start: ArrayRecord, shared: set[str]) -> ArrayRecord:
+def restore(arrays: Mapping[str, Array], start: ArrayRecord, shared: set[str]) -> ArrayRecord:
     """The bits of `start` where nobody shared a tensor, and its types.
 
     Averaging n equal tensors rounds, and averaging integers makes floats: both are undone.
@@ -110,7 +111,7 @@ def restore(arrays: ArrayRecord, start: ArrayRecord, shared: set[str]) -> ArrayR
             restored[name] = to_array(from_array(arrays[name]).to(from_array(before).dtype))
         else:
             restored[name] = arrays[name]
-    return ArrayRecord(restored)
+    return TensorRecord.of(restored)
 
 
 def _of_speaking(
@@ -155,7 +156,7 @@ def _of_whole(
         return None, metrics
     if compares:
         arrays = ArrayRecord({n: to_array(from_array(start[n]) + from_array(array)) for n, array in arrays.items()})
-    return restore(ArrayRecord({**arrays, **statistics}), start, shared), metrics
+    return restore({**arrays, **statistics}, start, shared), metrics
 
 
 def _mean(replies: Sequence[Message], name: str) -> Array:
