@@ -141,6 +141,13 @@ class Observation:
         about["roles"] = roles
         seen = observation_of(model, given, stated, protocol is not None, num_examples, about)
         check_mode(model, stated.training_mode)
+        if auxiliary_probs is not None:
+            shape = tuple(auxiliary_probs.shape)
+            expected = f"the mean softmax, of shape ({seen.num_classes},): probs.mean(0)"
+            require("auxiliary_probs", shape, shape == (seen.num_classes,), expected)
+            auxiliary_probs = auxiliary_probs.detach().cpu().clone()
+        if public_images is None and public_labels is not None:
+            raise ConfigError("public_labels", len(public_labels), "left out where there are no public_images")
         seen = replace(
             seen, auxiliary_probs=auxiliary_probs, server_round=server_round, client=client, replayer=replayer
         )
@@ -156,6 +163,7 @@ class Observation:
                 the model for each.
         """
         classes = check_public(images, labels, self.num_classes)
+        require("public_images", len(images), len(images) > 0, "1 image or more")
         shape = tuple(images.shape[1:])
         require("public_images", shape, shape == self.image_shape, f"images of the model's shape, {self.image_shape}")
         prior = PublicPrior.of(images[:MOST_IMAGES])

@@ -178,11 +178,14 @@ def _of_this_model(
             expected = f"floating point, not {tensor.dtype}: codes of a quantised export become that by their scale"
             raise ConfigError(key, name, f"{expected}, (codes - zero_point) * scale")
     kept = {name: tensor.detach().cpu().to_dense().clone() for name, tensor in found.items()}
-    frozen = [name for name in every if name in kept and name not in parameters and kept[name].any()]
-    if key == "gradients" and frozen:
-        raise ConfigError(key, frozen[0], "None or zero: in the model given it is frozen (requires_grad=False)")
+    for name in every:
+        if name in kept and name not in parameters:
+            before = state[name].to(kept[name]) if key == "weights" else torch.zeros_like(kept[name])
+            if not torch.equal(kept[name], before):
+                expected = "as the model has it" if key == "weights" else "None or zero"
+                raise ConfigError(key, name, f"{expected}: in the model given it is frozen (requires_grad=False)")
     shared = {name: tensor for name, tensor in kept.items() if name in parameters}
     if not shared:
         raise ConfigError(key, "nothing", "at least one parameter's tensor: the update shares none")
-    floating = {name: t for name, t in kept.items() if name not in parameters and t.is_floating_point()}
+    floating = {name: t for name, t in kept.items() if name not in every and t.is_floating_point()}
     return shared, {} if key == "gradients" else floating

@@ -53,6 +53,10 @@ class LocalProtocol:
     undecayed: tuple[str, ...] = ()
     amsgrad: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("lrs", "betas", "undecayed"):  # a list will do
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

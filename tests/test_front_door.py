@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -538,6 +539,21 @@ def test_a_run_folder_of_other_model_code_or_another_normalisation_is_refused(tm
             audit(**other)
     with pytest.raises(fedsim.ConfigError, match=r"run_dir=.*results of other model code"):
         audit("scaled")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda model: model[0].requires_grad_(False), lambda model: setattr(model[2], "p", 0.5)]
+)
+def test_a_run_folder_of_a_model_that_trains_otherwise_is_refused(tmp_path, change):
+    """Its weights and its answers are the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(48, 5))
+    audit = partial(fedsim.audit, model, (IMAGES[..., :4, :4], torch.tensor(LABELS)), "labels", num_images=1)
+    for _ in range(2):
+        assert audit(run_dir=tmp_path).table.loc[0, "updates"] == 1
+    change(model)
+    with pytest.raises(fedsim.ConfigError, match=r"run_dir=.*results of other model settings"):
+        audit(run_dir=tmp_path)
 
 
 def test_a_run_folder_of_another_defense_that_is_an_object_is_refused(vit, tmp_path):

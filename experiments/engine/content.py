@@ -1,7 +1,9 @@
 """What results are of besides settings: files of weights, a model's code and images. A folder holds results of one."""
 
 import copy
+import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ def content_of(setup: Setup, images: Sequence[ImageSet], sampled: int | None = N
     checkpoint = setup.architecture.spec.checkpoint
     content: dict[str, str | list[float]] = {} if checkpoint is None else {"weights": file_sha256(Path(checkpoint))}
     if isinstance(setup.architecture, OwnArchitecture):
-        content["model code"] = _answer(setup.architecture)
+        content |= {"model code": _answer(setup.architecture), "model settings": _settings(setup.architecture)}
     content |= attack_files(setup.config.attack)
     held = [one.digest(sampled) for one in images]
     return content | {"images": " ".join(held), "public images": setup.data.auxiliary.digest(SAMPLED)}
@@ -75,6 +77,15 @@ def _answer(architecture: OwnArchitecture) -> list[float]:
         torch.manual_seed(0)
         logits: list[float] = module.eval()(Normaliser(module)(image)).flatten()[:10].tolist()
     return logits
+
+
+def _settings(architecture: OwnArchitecture) -> str:
+    """Of what an answer without training tells nothing of: which parameters train, and rates of dropout."""
+    assert architecture.module is not None
+    modules = [f"{name}: {one}" for name, one in architecture.module.named_modules() if not [*one.children()]]
+    trained = [name for name, parameter in architecture.module.named_parameters() if parameter.requires_grad]
+    told = re.sub(r" at 0x[0-9a-f]+", "", "\n".join([*modules, *trained]))
+    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 def keep_content(folder: RunFolder, content: Content, key: str = "run_dir", trained: bool = False) -> None:

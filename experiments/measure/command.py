@@ -73,11 +73,11 @@ def _measure(config: MeasureConfig, plan: CorruptionPlan | None, root: Path) -> 
         if plan is not None:
             _measure_corruptions(subjects, records, plan, config.measure.batch_size, progress)
             _normalise(records, reference)
+        measures = {"runs": records, "figures": [], "settings": plain(config.measure), "seed": config.seed}
+        _write_json(root / "measures.json", {**measures, "seconds": time.perf_counter() - start})
         progress.note("figures")
-        figures = draw_all(subjects, records, config, root)
-    seconds = time.perf_counter() - start
-    measures = {"runs": records, "figures": figures, "settings": plain(config.measure), "seed": config.seed}
-    _write_json(root / "measures.json", {**measures, "seconds": seconds})
+        measures["figures"] = draw_all(subjects, records, config, root)
+    _write_json(root / "measures.json", {**measures, "seconds": time.perf_counter() - start})
     try:
         page = build_measures_page(root)
     except OSError as error:

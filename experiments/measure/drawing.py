@@ -102,7 +102,8 @@ def _draw_group(subjects: Sequence[Subject], measure: MeasureSettings, seed: int
     first = subjects[0]
     count = min(measure.attention, len(first.pictures))
     whole = first.pictures.images.images(range(count))
-    size = layout(first, None)
+    size, grid = layout(first, None), first.roles.grid
+    assert grid is not None  # the puzzle's squares may be others
     jigsaw = draw_jigsaw(count, *size, measure.attention_ratio, measure.min_block, seed, 0)
     jigsawed = jigsaw.shuffled(whole, 0)
     views = []
@@ -120,7 +121,7 @@ def _draw_group(subjects: Sequence[Subject], measure: MeasureSettings, seed: int
             except NotApplicable:
                 break
             tokens = subject.roles.prefix_tokens, subject.roles.class_token is not None
-            maps.append(attention.attention_maps(taken[0].cpu(), size[0], *tokens).mean(dim=1))
+            maps.append(attention.attention_maps(taken[0].cpu(), grid, *tokens).mean(dim=1))
         if len(maps) == 2:
             views.append(attention.AttentionView(subject.name, *maps))
     if not views:

@@ -32,6 +32,8 @@ HOUSEKEEPING = (
     "attack",
     "audit",
     "evaluate_every",
+    "checkpoint_every",
+    "round_timeout",
     "resume",
     "resume_every_seconds",
 )

@@ -3,6 +3,7 @@
 import inspect
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -268,3 +269,37 @@ def test_a_batch_size_beside_a_protocol_is_the_protocols():
     assert Observation.of(model, shared, batch_size=2, **about).protocol == LocalProtocol(2)
     with pytest.raises(ConfigError, match="batch_size=0"):
         Observation.of(model, shared, batch_size=0, image_shape=(3, 2, 2))
+
+
+@pytest.mark.parametrize("key", ["gradients", "delta", "weights"])
+def test_what_moved_is_no_parameter_that_the_model_given_has_frozen(key):
+    """It would be nowhere among what was shared, and said to be withheld."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.Linear(4, 2))
+    model[1].requires_grad_(False)
+    zero = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    still = dict(model.state_dict()) if key == "weights" else zero
+    about = {"protocol": LocalProtocol(4, 1, "sgd", (0.1,)), "image_shape": (3, 2, 2)} if key != "gradients" else {}
+    seen = Observation.of(model, **{key: still}, **{"image_shape": (3, 2, 2), **about})
+    assert (set(seen.update.tensors), seen.update.buffers) == ({"2.weight", "2.bias"}, {})
+    with pytest.raises(ConfigError, match=rf"{key}=1\.weight: must be .*: in the model given it is frozen"):
+        Observation.of(model, **{key: {**still, "1.weight": torch.ones(4, 12)}}, **{"image_shape": (3, 2, 2), **about})
+
+
+def test_what_the_server_holds_besides_is_checked_and_copied():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    observe = partial(Observation.of, model, list(model.parameters()), image_shape=(3, 2, 2))
+    with pytest.raises(ConfigError, match=r"auxiliary_probs=\(5, 2\): must be the mean softmax, of shape \(2,\)"):
+        observe(auxiliary_probs=torch.full((5, 2), 0.5))
+    with pytest.raises(ConfigError, match=r"public_labels=2: must be left out where there are no public_images"):
+        observe(public_labels=[0, 1])
+    with torch.inference_mode():
+        probs = torch.tensor([0.25, 0.75])
+    seen = observe(auxiliary_probs=probs)
+    assert fedsim.attack("labels_bias_prior", seen).status == "done"
+    assert seen.auxiliary_probs.data_ptr() != probs.data_ptr()
+
+
+def test_a_protocol_takes_lists():
+    protocol = LocalProtocol(4, 2, "sgd", lrs=[0.1, 0.1], betas=[0.9, 0.99], undecayed=["b"])
+    assert protocol == LocalProtocol(4, 2, "sgd", (0.1, 0.1), betas=(0.9, 0.99), undecayed=("b",))
+    assert hash(protocol) == hash(LocalProtocol(4, 2, "sgd", (0.1, 0.1), betas=(0.9, 0.99), undecayed=("b",)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from experiments.measure.drawing import embedding_view
+from experiments.measure.drawing import draw_all, embedding_view
 from experiments.measure.subjects import load_subjects
 from fedsim.metrics.position import position_errors
 from fedsim.models import find_roles
@@ -39,6 +39,13 @@ def test_a_view_says_whether_there_is_a_class_token(has):
     model = VisionTransformer(**size, class_token=has, reg_tokens=4, global_pool="avg")
     view = embedding_view(SimpleNamespace(name="m", model=model, roles=find_roles(model)))
     assert (len(view.prefix), view.class_token) == (4 + has, has)
+
+
+def test_attention_is_drawn_by_the_models_patches_whatever_the_puzzles_are(write_run, settings, tmp_path):
+    puzzle = {"mjp_jp": {**MJP["mjp"], "patch": 4, "embedding": "own", "min_block": 1}}
+    given = settings([write_run("run", puzzle)], measure={"attention": 2, "projections": []})
+    draw_all(load_subjects(given), [], given, tmp_path)
+    assert (tmp_path / "figures" / "attention-0.png").exists()
 
 
 def test_without_position_embeddings_there_is_nothing_to_show(subject):

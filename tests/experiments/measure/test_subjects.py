@@ -38,6 +38,11 @@ def test_a_checkpoint_of_a_round(write_run, settings):
         load_subjects(settings([folder], measure={"round": 5}))
 
 
+def test_what_changes_no_weight_makes_no_other_name():
+    runs = [{"seed": 0, "checkpoint_every": 10, "round_timeout": None}, {"seed": 1, "checkpoint_every": 0}]
+    assert _names(runs, None) == 2 * ["no defense"]
+
+
 def test_an_unfinished_run_is_no_repetition_of_finished_ones(write_run, settings):
     done, stopped = write_run("a", num_rounds=3), write_run("b", seed=1, num_rounds=3)
     kept = stopped / "checkpoints" / "round-00003.safetensors"
