@@ -118,6 +118,7 @@ def observe(
     settings.check_optimizer()
     runtime = ClientRuntime(config, given=defended)
     recipe.check(runtime.model, architecture.image_shape, share)
+    chain = runtime.defenses  # whose model it is: others know nothing of its parameters
     check_accumulation(settings, runtime.model, chain)
     check_precision(settings.precision, runtime.model)
     chain.check(Plan(runtime.model, plain(settings), {}, chain.defenses, architecture.image_shape, server_round))

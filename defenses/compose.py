@@ -27,6 +27,10 @@ def build_chain(config: dict[str, Any] | None) -> DefenseChain:
     return DefenseChain(defenses)
 
 
+DIGEST = "digest"
+"""Stands for the settings of a defense that came as an object, where somebody knows it."""
+
+
 def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...]:
     """Rebuild the defenses named in an observation on disk.
 
@@ -38,6 +42,8 @@ def load_wrappers(recorded: Iterable[dict[str, Any]]) -> tuple[ModelWrapper, ...
     """
     wrappers = []
     for described in recorded:
+        if DIGEST in described:  # its settings are on no record: what was noted of its effects counts
+            continue
         target = str(described.get("_target_"))
         settings = {key: value for key, value in described.items() if key not in ("name", "_target_")}
         cls = _loaded(target)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from defenses.base import Defense, DefenseChain
-from defenses.compose import build_chain
+from defenses.compose import DIGEST, build_chain
 from fedsim.errors import ConfigError
 from fedsim.settings.local.augment import stage
 from fedsim.settings.options import option
@@ -37,7 +37,7 @@ def chain_of(defenses: Named | Sequence[Named], augment: Sequence[Any] = ()) -> 
 def _resolved(one: Named) -> dict[str, tuple[Defense, dict[str, Any]]]:
     if isinstance(one, Defense):
         kind = type(one)
-        return {kind.__name__: (one, {"_target_": f"{kind.__module__}.{kind.__qualname__}"})}
+        return {kind.__name__: (one, {"_target_": f"{kind.__module__}.{kind.__qualname__}", DIGEST: None})}
     if not isinstance(one, str | Mapping):
         expected = "names of conf/defense, {name: settings}, or objects of a subclass of defenses.Defense"
         raise ConfigError("defense", one, expected)

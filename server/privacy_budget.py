@@ -92,16 +92,14 @@ class PrivacyBudget:
     def put_into(self, metrics: MetricRecord | None) -> MetricRecord | None:
         """The strategy's metrics with the budget in place of its means."""
         names = self._largest or self._refused
-        if not names:
+        spent = largest_budgets([self._largest, {n: value for n, value in self._refused.items() if n in names}])
+        if not spent:
             return metrics
+        untold = [name for name in spent if self._refused and name not in self._refused]
+        spent |= dict.fromkeys(spent if self._unknown or self._late else untold, math.inf)
         reported = {name: value for name, value in (metrics or {}).items() if not is_first_round(name)}
         reported = {name: value for name, value in reported.items() if not is_budget(name)}
-        spent = held_by_several({name: self._spent(name) for name in names}, self._holders)
-        return MetricRecord({**reported, **spent})
-
-    def _spent(self, name: str) -> float:
-        refused = self._refused.get(name, math.inf) if self._refused else 0.0
-        return math.inf if self._unknown or self._late else max(self._largest.get(name, 0.0), refused)
+        return MetricRecord({**reported, **held_by_several(spent, self._holders)})
 
     def _believed(self, server_round: int, reply: Message) -> Mapping[str, object]:
         """The client's metrics, with ∞ for each ε that it began anew."""

@@ -525,6 +525,20 @@ def test_a_run_folder_of_another_model_or_other_images_is_refused(vit, tmp_path)
         fedsim.audit(vit, data, "labels", num_images=1, run_dir=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("defenses", "finetune", "words"),
+    [
+        (["mjp_jp_idx", {"withhold": {"patterns": ["pos_embed"]}}], "full", "indexed"),
+        ([{"withhold": {"patterns": ["head*"]}}, "precode"], "full", "withhold behind precode"),
+        (["soteria"], {"lora": {"targets": ["head"]}}, "classifier"),
+    ],
+)
+def test_an_observation_refuses_what_an_audit_refuses(vit, defenses, finetune, words):
+    """Checks that go by what a defense found in the model, which it has to be told first."""
+    with pytest.raises(fedsim.ConfigError, match=words):
+        fedsim.observe(vit, IMAGES[:1], LABELS[:1], defense=defenses, finetune=finetune)
+
+
 def test_a_run_folder_of_other_model_code_or_another_normalisation_is_refused(tmp_path):
     def audit(change="none", act=nn.ReLU, **settings):
         torch.manual_seed(0)

@@ -13,6 +13,7 @@ from defenses.privacy.dp_sgd import DPSGD
 from defenses.privacy.local_dp import LocalDP
 from defenses.settings import choice, number, whole
 from fedsim.data import ImageSet
+from fedsim.data.tensors import TensorImages
 from fedsim.determinism import seeded_globals
 from fedsim.errors import ConfigError, NotApplicable, NotFiniteError
 from fedsim.float32 import full_float32
@@ -48,17 +49,17 @@ class LeakageGate(Defense):
     """Withholds the whole update where an attack on it comes closer to the client's pictures than a guess does.
 
     The relative data leakage value of Hatamizadeh et al. (IEEE TMI 2023; NVFlare's filter of that name) of a rebuilt
-    picture x̂ is (s(x, x̂) - s(x, p)) / s(x, p), with x the client's picture that x̂ is nearest to, s a likeness and p a
+    picture x̂ is (s(x, x̂) - s(x, p)) / s(x, p), with x the picture that x̂ is nearest to, s a likeness and p a
     prior that needs no update at all; here p is one flat colour. The largest over all rebuilt pictures is judged. The
     paper takes SSIM and NVFlare a threshold of 1, which lets exact copies of smooth photographs through: they are like
     a flat colour already, and no copy is more like them than 1. PSNR in dB has no such bound.
 
-    It vouches for the attack that it runs, against the client's own pictures as they were before any defense, and for
-    no other: a stronger attack may rebuild what it lets through, and where its attack does not apply, or finds nothing
-    finite, everything is let through. A client has no public images: a server that has some may reach more by the same
-    attack. That a client is silent tells the server that its update was revealing, and the leakage that it reports
-    tells how much: both are read off the pictures themselves, so no (ε, δ) of a defense beside it would hold. A client
-    pays the time of the attack each time.
+    It vouches for the attack that it runs, against the client's own pictures and what its model saw of them (flipped,
+    cropped, shuffled), the larger leakage of both, and for no other: a stronger attack may rebuild what it lets
+    through, and where its attack does not apply, or finds nothing finite, everything is let through. A client has no
+    public images: a server that has some may reach more by the same attack. That a client is silent tells the server
+    that its update was revealing, and the leakage that it reports tells how much: both are read off the pictures
+    themselves, so no (ε, δ) of a defense beside it would hold. A client pays the time of the attack each time.
 
     A round in which a client is not due follows the verdict of its last check.
 
@@ -122,7 +123,7 @@ class LeakageGate(Defense):
             raise RuntimeError("leakage_gate holds an update against the client's pictures: call begin with them first")
         memory = turn.memory
         if "checked" not in memory or turn.server_round - int(memory["checked"]) >= self.every:
-            leakage = self._attack_itself(turn.observe(update), turn.pictures, rng, self._device(turn))
+            leakage = self._attack_itself(turn.observe(update), turn, rng, self._device(turn))
             memory["checked"] = torch.tensor(turn.server_round)
             memory["leakage"] = torch.tensor(leakage, dtype=torch.float64)
         return replace(update, tensors={}, buffers={}) if self._withholds() else update
@@ -152,7 +153,7 @@ class LeakageGate(Defense):
         return self.attack
 
     def _attack_itself(
-        self, observation: Observation, pictures: ImageSet, rng: torch.Generator, device: torch.device
+        self, observation: Observation, turn: ClientRound, rng: torch.Generator, device: torch.device
     ) -> float:
         attack = self._as_attack()
         seed = int(torch.randint(2**62, (), generator=rng))
@@ -173,10 +174,15 @@ class LeakageGate(Defense):
         images = images[images.isfinite().flatten(1).all(dim=1)].clamp(0.0, 1.0)
         if len(images) == 0:
             return 0.0
-        originals = nearest_images(pictures, images)
         colour = (0.5,) * len(observation.mean) if self.prior == "grey" else observation.mean
         guess = torch.tensor(colour, dtype=torch.float64).view(1, -1, 1, 1).expand_as(images)
-        return float(relative_leakage(originals, images, guess, self.measure).max())
+        assert turn.pictures is not None
+        sets = [turn.pictures]
+        if turn.seen:
+            seen = observation.to_unit_range(torch.cat(turn.seen).double()).clamp(0.0, 1.0)
+            sets.append(TensorImages(seen, torch.zeros(len(seen), dtype=torch.long)))
+        each = [relative_leakage(nearest_images(held, images), images, guess, self.measure).max() for held in sets]
+        return float(max(each))
 
     def _device(self, turn: ClientRound) -> torch.device:
         if self.device == "auto" and turn.model is not None:

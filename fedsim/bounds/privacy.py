@@ -69,17 +69,23 @@ def gdp(row: Mapping[str, object]) -> dict[str, tuple[float, int]]:
 
 
 def largest_budgets(reports: Iterable[Mapping[str, object]]) -> dict[str, float]:
-    """The largest ε or other count of each name over the metrics of several clients, and over what it was before.
+    """The largest ε or μ of each name over the metrics of several clients, and over what it was before.
 
-    Every client's ε then is at most the one reported. What is no number bounds nothing: it counts as ∞.
+    Every client's ε then is at most the one reported. Releases and copies are those of the client whose μ it is. What
+    is no number bounds nothing: it counts as ∞.
     """
     largest: dict[str, float] = {}
     for report in reports:
-        for name, value in report.items():
-            if is_budget(name):
-                spent = spent_at_most(value)
-                largest[name] = max(largest.get(name, spent), spent)
+        spent = {name: spent_at_most(value) for name, value in report.items() if is_budget(name)}
+        decides = {name: of if (of := _mu_beside(name)) in spent else name for name in spent}
+        more = {of for of in decides.values() if of not in largest or spent[of] > largest[of]}
+        largest |= {name: value for name, value in spent.items() if decides[name] in more}
     return largest
+
+
+def _mu_beside(name: str) -> str:
+    """That of the same defense, where this is a number of releases or copies."""
+    return next((f"{name.removesuffix(kind)}{MU}" for kind in (RELEASES, COPIES) if name.endswith(kind)), name)
 
 
 def spent_at_most(value: object) -> float:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import fedsim
 from fedsim.bounds.public_prior import PublicPrior
-from fedsim.effects import Clips, SharesSigns, Unpublished
+from fedsim.effects import Clips, SharesSigns, Sparsifies, Unpublished
 from fedsim.errors import ConfigError, NotApplicable
 from fedsim.models import Architecture, ModelSpec, find_roles
 from fedsim.models.finetune import FULL
@@ -303,3 +303,16 @@ def test_a_protocol_takes_lists():
     protocol = LocalProtocol(4, 2, "sgd", lrs=[0.1, 0.1], betas=[0.9, 0.99], undecayed=["b"])
     assert protocol == LocalProtocol(4, 2, "sgd", (0.1, 0.1), betas=(0.9, 0.99), undecayed=("b",))
     assert hash(protocol) == hash(LocalProtocol(4, 2, "sgd", (0.1, 0.1), betas=(0.9, 0.99), undecayed=("b",)))
+
+
+def test_what_an_object_did_to_an_update_is_read_back_as_it_was(tmp_path):
+    """No record holds its settings: those that its class has by default are others."""
+    from defenses import TopK
+    from experiments.engine.setup import load_recorded
+
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    seen = fedsim.observe(model, torch.rand(1, 3, 2, 2), [1], defense=TopK(ratio=0.5, error_feedback=False))
+    seen.save(tmp_path / "seen")
+    back = load_recorded(tmp_path / "seen")
+    assert back.effects == seen.effects == (Sparsifies(0.5, "update"),)
+    assert (back.repeatable, seen.repeatable) == (False, True), "nobody can compute it again"

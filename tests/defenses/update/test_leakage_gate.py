@@ -151,6 +151,17 @@ def test_measuring_alone_changes_no_bit(client):
         assert found.withheld == expected.withheld
 
 
+@pytest.mark.parametrize(
+    "changed", ["client.augment=[{RandomHorizontalFlip:{p:1.0}}]", "defense=[mjp_jp,leakage_gate]"]
+)
+def test_what_comes_out_as_the_model_saw_it_leaks_too(changed):
+    """A mirrored or shuffled image is far from the client's own, and is that image."""
+    client = Client("defense=[leakage_gate]", changed)
+    update = client.share(5)
+    assert leakage(client) > 3.0
+    assert update.tensors == {}
+
+
 NOISY = ("defense=[gradient_noise,leakage_gate]", "defense.gradient_noise.relative_norm=1e-4")
 
 

@@ -33,6 +33,14 @@ def test_every_client_is_within_what_is_reported() -> None:
     assert largest_budgets([before, *reports])["a_epsilon"] == 20.0
 
 
+def test_releases_and_copies_are_of_the_client_whose_mu_is_the_largest() -> None:
+    """One image five times in 10 releases at σ = 10, beside 100 releases of another client's."""
+    often = {"a_gdp_mu": 1.0, "a_gdp_releases": 100.0, "a_gdp_copies": 1.0}
+    alike = {"a_gdp_mu": 5 * math.sqrt(10) / 10, "a_gdp_releases": 10.0, "a_gdp_copies": 5.0}
+    for reports in ([often, alike], [alike, often], [largest_budgets([often]), alike]):
+        assert largest_budgets(reports) == alike
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, "much", None, [1.0]])
 def test_what_is_no_number_bounds_nothing(value: object) -> None:
     for reports in ([{"a_epsilon": value}, {"a_epsilon": 1.0}], [{"a_epsilon": 1.0}, {"a_epsilon": value}]):
