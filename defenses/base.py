@@ -87,7 +87,7 @@ class ClientRound:
             transformed.
         observe: what the server would know of an update of this turn, from `transform_update` on: for a defense that
             looks through its eyes; None where nothing is shared.
-        seen: changed batches as the model saw them, where a defense judges updates.
+        seen: changed batches as the model saw them, where a defense has put a list here in `begin`; else None.
     """
 
     server_round: int
@@ -96,7 +96,7 @@ class ClientRound:
     model: nn.Module | None = None
     pictures: ImageSet | None = None
     observe: Callable[[Update], Observation] | None = None
-    seen: list[Tensor] = field(default_factory=list)
+    seen: list[Tensor] | None = None
 
 
 class Defense:
@@ -268,9 +268,9 @@ class DefenseChain(Defense):
         for name, defense in self.defenses.items():
             batch = defense.transform_batch(batch, rng)
             _check_result(f"{name}.transform_batch", batch, Batch, "dataclasses.replace(batch, images=...)")
-        judged = any(defense.judges_updates for defense in self.defenses.values())
-        if judged and self._turn is not None and batch.images is not given:
-            self._turn.seen.append(batch.images.detach().cpu())
+        for turn in self._turns.values():
+            if turn.seen is not None and batch.images is not given:
+                turn.seen.append(batch.images.detach().cpu())
         return batch
 
     def extra_loss(self, model: nn.Module, batch: Batch) -> Tensor | None:

@@ -556,12 +556,17 @@ def test_a_run_folder_of_other_model_code_or_another_normalisation_is_refused(tm
 
 
 @pytest.mark.parametrize(
-    "change", [lambda model: model[0].requires_grad_(False), lambda model: setattr(model[2], "p", 0.5)]
+    "change",
+    [
+        lambda model: model[0].requires_grad_(False),
+        lambda model: setattr(model[2], "p", 0.5),
+        lambda model: setattr(model[3], "dropout", 0.5),
+    ],
 )
 def test_a_run_folder_of_a_model_that_trains_otherwise_is_refused(tmp_path, change):
     """Its weights and its answers are the same."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(48, 5))
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), nn.Dropout(0.1), AttendsToItself(48), nn.Linear(48, 5))
     audit = partial(fedsim.audit, model, (IMAGES[..., :4, :4], torch.tensor(LABELS)), "labels", num_images=1)
     for _ in range(2):
         assert audit(run_dir=tmp_path).table.loc[0, "updates"] == 1
@@ -594,6 +599,16 @@ def test_an_own_module_is_never_rebuilt_by_its_name(tmp_path):
         fedsim.Observation.load(tmp_path / "seen").build_model()
     rebuilt = fedsim.Observation.load(tmp_path / "seen", model=model).build_model()
     assert rebuilt.blocks[0].attn.num_heads == 6
+
+
+class AttendsToItself(nn.MultiheadAttention):
+    """Holds a layer of its own, and its rate of dropout as a number that no `repr` tells."""
+
+    def __init__(self, width) -> None:
+        super().__init__(width, 1, dropout=0.1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens, tokens, tokens, need_weights=False)[0]
 
 
 class AfterHead(nn.Module):

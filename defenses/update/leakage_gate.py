@@ -116,13 +116,15 @@ class LeakageGate(Defense):
 
     def begin(self, turn: ClientRound) -> None:
         self._turn, self._attacked = turn, False
+        if turn.pictures is not None and self._due(turn):
+            turn.seen = []
 
     def transform_update(self, update: Update, rng: torch.Generator) -> Update:
         turn = self._turn
         if turn is None or turn.observe is None or turn.pictures is None:
             raise RuntimeError("leakage_gate holds an update against the client's pictures: call begin with them first")
         memory = turn.memory
-        if "checked" not in memory or turn.server_round - int(memory["checked"]) >= self.every:
+        if self._due(turn):
             leakage = self._attack_itself(turn.observe(update), turn, rng, self._device(turn))
             memory["checked"] = torch.tensor(turn.server_round)
             memory["leakage"] = torch.tensor(leakage, dtype=torch.float64)
@@ -138,6 +140,10 @@ class LeakageGate(Defense):
             "withheld": float(self._withholds()),
             "attacked": float(self._attacked),
         }
+
+    def _due(self, turn: ClientRound) -> bool:
+        memory = turn.memory
+        return "checked" not in memory or turn.server_round - int(memory["checked"]) >= self.every
 
     def _leakage(self) -> float:
         memory = {} if self._turn is None else self._turn.memory
@@ -179,7 +185,8 @@ class LeakageGate(Defense):
         assert turn.pictures is not None
         sets = [turn.pictures]
         if turn.seen:
-            seen = observation.to_unit_range(torch.cat(turn.seen).double()).clamp(0.0, 1.0)
+            seen = observation.to_unit_range(torch.cat(turn.seen)).clamp_(0.0, 1.0)
+            turn.seen.clear()
             sets.append(TensorImages(seen, torch.zeros(len(seen), dtype=torch.long)))
         each = [relative_leakage(nearest_images(held, images), images, guess, self.measure).max() for held in sets]
         return float(max(each))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from attacks.session import checkpoint_digests
 from experiments.engine.setup import Setup
@@ -82,10 +83,15 @@ def _answer(architecture: OwnArchitecture) -> list[float]:
 def _settings(architecture: OwnArchitecture) -> str:
     """Of what an answer without training tells nothing of: which parameters train, and rates of dropout."""
     assert architecture.module is not None
-    modules = [f"{name}: {one}" for name, one in architecture.module.named_modules() if not [*one.children()]]
+    modules = [f"{name}: {one.extra_repr()} {_numbers(one)}" for name, one in architecture.module.named_modules()]
     trained = [name for name, parameter in architecture.module.named_parameters() if parameter.requires_grad]
     told = re.sub(r" at 0x[0-9a-f]+", "", "\n".join([*modules, *trained]))
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+
+
+def _numbers(module: nn.Module) -> list[tuple[str, float]]:
+    """What it holds in floats: a rate of dropout among them, which not every module tells."""
+    return sorted((name, value) for name, value in vars(module).items() if isinstance(value, float))
 
 
 def keep_content(folder: RunFolder, content: Content, key: str = "run_dir", trained: bool = False) -> None:

@@ -77,12 +77,12 @@ def _figure(name: str, caption: str, hint: str) -> Figure:
 
 
 def _attention(subjects: Sequence[Subject], config: MeasureConfig, root: Path) -> list[Figure]:
-    """One figure for each patch grid: models with the same grid see the same x̃."""
+    """One figure for each patch grid and each puzzle's: models with the same ones see the same x̃."""
     measure = config.measure
     groups: dict[Any, list[Subject]] = {}
     for subject in subjects:
         if measure.attention and subject.roles.grid is not None and subject.roles.patch is not None:
-            groups.setdefault((subject.roles.grid, subject.roles.patch), []).append(subject)
+            groups.setdefault((subject.roles.grid, subject.roles.patch, layout(subject, None)), []).append(subject)
     figures = []
     for number, members in enumerate(groups.values()):
         name = f"attention-{number}"

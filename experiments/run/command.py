@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from logging import getLogger
@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from clients.app import build_client_app, with_data
+from defenses import Withhold
 from experiments.cli.call import console, say_doing
 from experiments.cli.logs import log_to
 from experiments.cli.places import refuse_used
@@ -46,7 +47,7 @@ from experiments.engine.setup import (
 from experiments.flower.grid import NumberedGrid
 from experiments.run.resumed import check_resume
 from experiments.run.resuming import check_room, finished, go_back
-from fedsim.effects import AddsErrors, Effect, Withholds
+from fedsim.effects import AddsErrors
 from fedsim.memory.kept import give_back
 from fedsim.memory.peak import PeakMemory
 from fedsim.report.wording import count, percent
@@ -125,8 +126,7 @@ def run_federated(
             open_folder(config, root)
         keep_content(folder, federated_content(setup), "resume" if resumed else "run_dir")
         asked = min(config.num_clients, clients_a_round(config) * config.num_rounds)
-        keeping = asked if setup.architecture.finetune.keeps or _keeps(setup.defenses.effects()) else 0
-        check_room(folder, setup.model, config.resume_every_seconds, keeping)
+        check_room(folder, setup.model, config.resume_every_seconds, asked * _kept_bytes(setup) if simulated else 0)
         pending = PendingObservations(folder.resume_points / "pending", root / "observations", setup.recorded)
         point = go_back(folder, pending, config.resume_every_seconds) if resumed else None
         start -= 0.0 if point is None else point.seconds
@@ -169,9 +169,16 @@ def _observable(config: RunConfig, setup: Setup) -> list[int]:
     return [client for client in every if not isinstance(chosen, list) or client in chosen]
 
 
-def _keeps(effects: Sequence[Effect]) -> bool:
-    """Whether a client keeps as much as what it trains, from one of its rounds to the next."""
-    return any(isinstance(one, AddsErrors) or (isinstance(one, Withholds) and one.kept) for one in effects)
+def _kept_bytes(setup: Setup) -> int:
+    """What a client keeps from one of its rounds to the next: the errors of its compression, parameters of its own."""
+    trained = [parameter for parameter in setup.model.parameters() if parameter.requires_grad]
+    errors = any(isinstance(effect, AddsErrors) for effect in setup.defenses.effects())
+    kept: list[Tensor] = [*trained] if errors or setup.architecture.finetune.keeps else []
+    state = setup.model.state_dict()
+    for one in setup.defenses.wrappers:
+        if isinstance(one, Withhold) and one.mode == "local":
+            kept += [state[name] for name in one.names if name in state]
+    return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
 
 def _commonest_class(labels: Int[Tensor, "images"]) -> float | None:

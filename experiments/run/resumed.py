@@ -59,7 +59,8 @@ def read_resumed(arguments: Sequence[str]) -> tuple[Config, Path] | None:
     for argument in _without_config_dir(arguments):
         if argument not in named:
             _override(config, argument)
-    if engine == "inline" and any(_asks_for_ray(config, argument) for argument in arguments):
+    stays = any(argument.lstrip("+").startswith("simulation.engine=") for argument in arguments)
+    if engine == "inline" and not stays and any(_asks_for_ray(config, argument) for argument in arguments):
         simulation["engine"] = "ray"
     if simulation.get("engine") != engine and (key := _of_gpus(config)):
         words = f"{engine}, as the run began: with {key} the other one computes elsewhere"

@@ -111,15 +111,14 @@ def _name(point: ResumePoint) -> list[float]:
     return [point.server_round, point.seconds]
 
 
-def check_room(folder: RunFolder, model: nn.Module, every: float | None, states: int = 0) -> None:
+def check_room(folder: RunFolder, model: nn.Module, every: float | None, kept: int = 0) -> None:
     """Raises ConfigError where the disk has less room than one resume point, or one checkpoint, takes.
 
     Args:
-        states: clients that each keep as much as what they train, which is in a resume point too.
+        kept: bytes that clients keep from round to round, which are in a resume point too.
     """
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-    trained = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
     if every is None:
         folder.check_room(size, "a checkpoint")
     else:
-        folder.check_room(STATES_IN_A_POINT * size + states * trained, "a resume point")
+        folder.check_room(STATES_IN_A_POINT * size + kept, "a resume point")

@@ -281,6 +281,11 @@ def test_what_moved_is_no_parameter_that_the_model_given_has_frozen(key):
     about = {"protocol": LocalProtocol(4, 1, "sgd", (0.1,)), "image_shape": (3, 2, 2)} if key != "gradients" else {}
     seen = Observation.of(model, **{key: still}, **{"image_shape": (3, 2, 2), **about})
     assert (set(seen.update.tensors), seen.update.buffers) == ({"2.weight", "2.bias"}, {})
+    if key != "gradients":
+        mean = {name: (tensor / 3) + (tensor / 3) + (tensor / 3) for name, tensor in model.state_dict().items()}
+        before = zero if key == "weights" else model.state_dict()
+        rounded = {name: tensor - before[name] for name, tensor in mean.items()}
+        Observation.of(model, **{key: rounded}, **{"image_shape": (3, 2, 2), **about})
     with pytest.raises(ConfigError, match=rf"{key}=1\.weight: must be .*: in the model given it is frozen"):
         Observation.of(model, **{key: {**still, "1.weight": torch.ones(4, 12)}}, **{"image_shape": (3, 2, 2), **about})
 

@@ -46,6 +46,9 @@ def test_attention_is_drawn_by_the_models_patches_whatever_the_puzzles_are(write
     given = settings([write_run("run", puzzle)], measure={"attention": 2, "projections": []})
     draw_all(load_subjects(given), [], given, tmp_path)
     assert (tmp_path / "figures" / "attention-0.png").exists()
+    both = settings([write_run("other", puzzle), write_run("own", MJP)], measure={"attention": 2, "projections": []})
+    draw_all(load_subjects(both), [], both, tmp_path / "both")
+    assert len(list((tmp_path / "both" / "figures").glob("attention-*.png"))) == 2, "masks of other squares"
 
 
 def test_without_position_embeddings_there_is_nothing_to_show(subject):

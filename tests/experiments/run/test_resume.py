@@ -21,7 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from experiments.cli.call import run_command
 from experiments.commands.stage import CommandStage
+from experiments.engine.setup import prepare
 from experiments.run import resumed, resuming
+from experiments.run.command import _kept_bytes
 from fedsim.errors import ConfigError
 from fedsim.report import render
 from fedsim.simulation import SimulatedGrid
@@ -30,6 +32,7 @@ from fedsim.storage.run_folder import RunFolder
 from fedsim.storage.sealed import ARRAYS, SealedStates
 from server.resume.points import ResumePoint
 from tests.experiments.run_files import rows
+from tests.support.federation import settings
 
 SMALL = [
     "num_clients=3",
@@ -352,6 +355,8 @@ def test_what_only_workers_can_serve_takes_a_run_of_one_process_to_ray(run_folde
     }.items():
         config, _ = resumed.read_resumed([f"resume={run_folder}", argument])
         assert config["simulation"]["engine"] == engine, argument
+    config, _ = resumed.read_resumed([f"resume={run_folder}", "simulation.workers=2", "simulation.engine=inline"])
+    assert config["simulation"]["engine"] == "inline"
 
 
 def test_resume_in_a_file_starts_no_other_run(command, tmp_path):
@@ -412,8 +417,23 @@ def test_what_clients_keep_is_counted_where_there_has_to_be_room_for_it(tmp_path
     monkeypatch.setattr(RunFolder, "check_room", lambda folder, size, what: asked.append((size, what)))
     model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 9).requires_grad_(False))
     resuming.check_room(RunFolder(tmp_path), model, 30.0)
-    resuming.check_room(RunFolder(tmp_path), model, 30.0, states=10)
-    assert asked[1][0] - asked[0][0] == 10 * 64
+    resuming.check_room(RunFolder(tmp_path), model, 30.0, kept=640)
+    assert asked[1][0] - asked[0][0] == 640
+
+
+@pytest.mark.parametrize(
+    ("defenses", "kept"),
+    [
+        (["defense=[withhold]", "defense.withhold.patterns=[head*]", "defense.withhold.mode=local"], (64 + 1) * 10 * 4),
+        (["defense=[topk]"], None),
+        (["defense=[topk]", "defense.topk.error_feedback=false"], 0),
+        (["finetune=lora", "finetune.aggregate=local_pair"], None),
+    ],
+)
+def test_a_client_keeps_its_own_parameters_or_as_much_as_it_trains(defenses, kept):
+    setup = prepare(settings("config", "strategy=fedavg", *WEIGHTS, *defenses))
+    trained = sum(one.numel() * one.element_size() for one in setup.model.parameters() if one.requires_grad)
+    assert _kept_bytes(setup) == (trained if kept is None else kept)
 
 
 def test_points_of_another_format_and_none_at_all_are_refused(tmp_path):
