@@ -188,7 +188,8 @@ def _of_this_model(
     for name in every:
         if name in kept and name not in parameters:
             before = state[name].to(kept[name]) if key == "weights" else torch.zeros_like(kept[name])
-            if (kept[name].double() - before.double()).abs().max() > _rounding(key, kept[name], state[name]):
+            off = (kept[name].double() - before.double()).abs()
+            if not bool((off <= _rounding(key, kept[name], state[name])).all()):  # NaN is no rounding
                 expected = {"weights": "as the model has it", "delta": "left out or zero"}.get(key, "None or zero")
                 raise ConfigError(key, name, f"{expected}: in the model given it is frozen (requires_grad=False)")
     shared = {name: tensor for name, tensor in kept.items() if name in parameters}

@@ -114,8 +114,9 @@ class RunFolder:
         metadata = dict([note or ("server_round", str(server_round))])
         with replacing(path) as partial:
             save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata)
-        for old in sorted(self._saved())[:-keep]:
-            self._saved()[old].unlink()
+        saved = self._saved()
+        for old in sorted(saved)[:-keep]:
+            saved[old].unlink()
 
     def drop_checkpoints(self, after: int) -> None:
         """Remove those of rounds after this one: a run that went back there makes them anew."""

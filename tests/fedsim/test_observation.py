@@ -288,6 +288,10 @@ def test_what_moved_is_no_parameter_that_the_model_given_has_frozen(key):
         Observation.of(model, **{key: rounded}, **{"image_shape": (3, 2, 2), **about})
     with pytest.raises(ConfigError, match=rf"{key}=1\.weight: must be .*: in the model given it is frozen"):
         Observation.of(model, **{key: {**still, "1.weight": torch.ones(4, 12)}}, **{"image_shape": (3, 2, 2), **about})
+    with pytest.raises(ConfigError, match=rf"{key}=1\.bias: must be"):
+        Observation.of(
+            model, **{key: {**still, "1.bias": torch.full((4,), torch.nan)}}, **{"image_shape": (3, 2, 2), **about}
+        )
 
 
 def test_what_the_server_holds_besides_is_checked_and_copied():
