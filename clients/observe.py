@@ -101,8 +101,8 @@ def observe(
             "batch_size": len(held) if batch_size is None else batch_size,
             "local_epochs": local_epochs,
             "local_steps": local_steps,
-            "optimizer": dict(optimizer) if optimizer is not None else {"_target_": SGD, "lr": lr},
-            "label_smoothing": float(label_smoothing),
+            "optimizer": {"_target_": SGD, "lr": lr} if optimizer is None else _own(optimizer),
+            "label_smoothing": label_smoothing,
             "training_mode": training_mode_of(model) if training_mode is None else training_mode,
             "precision": precision,
             "augment": list(augment),
@@ -163,6 +163,10 @@ def _check_labels(labels: Tensor, num_classes: int) -> None:
     if strange := sorted({int(label) for label in labels if not 0 <= label < num_classes}):
         expected = f"classes from 0 to {num_classes - 1}: the model has {num_classes} outputs"
         raise ConfigError("labels", strange[0], expected)
+
+
+def _own(settings: Any) -> Any:
+    return dict(settings) if isinstance(settings, Mapping) else settings
 
 
 def _client(given: Mapping[str, Any]) -> ClientSettings:

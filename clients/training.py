@@ -26,8 +26,8 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
 from fedsim.models.buffers import Buffers
 from fedsim.settings.groups import ClientSettings
+from fedsim.settings.limits import MOST_STEPS
 from fedsim.update import LocalProtocol, Precision, State, Update
-from fedsim.wire.reply.checks import MOST_STEPS
 
 Rate = Callable[[int, int], float]
 """What multiplies the learning rate of a local step, of how many."""

@@ -84,12 +84,14 @@ _restored_by_another: ContextVar[bool] = ContextVar("_restored_by_another", defa
 def _kept_globals() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        try:
+    try:
+        with torch.random.fork_rng(devices=devices):
             yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if not devices and torch.cuda.is_available():  # a GPU that starts later takes the last seed that was set
+            torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 def _seed_globals(derived: int) -> None:

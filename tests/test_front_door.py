@@ -222,6 +222,21 @@ def test_images_without_labels_are_no_data_set(dataset, words):
         fedsim.audit(OwnNet(), dataset)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"finetune": {"lora": 4}}, r"^finetune\.lora=4: must be settings by name"),
+        ({"defense": {"topk": 0.3}}, r"^defense\.topk=0\.3: must be settings by name"),
+        ({"optimizer": "torch.optim.Adam"}, r"^optimizer=torch\.optim\.Adam: must be a group of settings"),
+        ({"label_smoothing": "a"}, r"^label_smoothing=a: must be a number"),
+        ({"share": "delta", "lr": math.nan}, r"^client\.optimizer\.lr=nan: must be a number from 0"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_by_name(given, words):
+    with pytest.raises(fedsim.ConfigError, match=words):
+        fedsim.observe(OwnNet(), IMAGES[:1], LABELS[:1], **given)
+
+
 @pytest.mark.parametrize("label", [0.6, 1.0, True, "3"])
 def test_a_label_that_is_no_whole_number_is_refused(label):
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 5))

@@ -10,8 +10,8 @@ RESUME_POINTS = "resume"
 STUDY = "a study"
 """The name of all commands that go on with the same words."""
 
-PRIOR = "fedsim-prior"
-"""What it trains is one thing, of which the checkpoints are all there is."""
+KEPT = {"fedsim-prior": "**/checkpoints/*.safetensors", "fedsim-measure": "measures.json"}
+"""Files without which nothing of a command's work is kept."""
 
 NO_POINTS = "resume_every_seconds: null"
 """The setting of a run that leaves none."""
@@ -43,8 +43,8 @@ class CommandStage:
         self.folder, self.open = folder, True
 
     def keeps(self, folder: Path) -> bool:
-        """Whether a call that resumes finds something there: a prior leaves nothing before its first checkpoint."""
-        return self.name != PRIOR or any(folder.glob("**/checkpoints/*.safetensors"))
+        """Whether any of the command's work is there."""
+        return self.name not in KEPT or any(folder.glob(KEPT[self.name]))
 
     def interrupted(self) -> str:
         """The line that says what is left and how to go on."""
@@ -53,7 +53,7 @@ class CommandStage:
         if self.folder is None or not self.open or not self.folder.exists():
             return "interrupted before anything started"
         folder = shortest(self.folder)
-        if self.resumes and not self.keeps(folder):
+        if not self.keeps(folder):
             return f"interrupted: nothing is kept yet; the same command with run_dir={folder} begins anew"
         if self.resumes:
             return f"interrupted: what had finished is in {folder}; the same command with run_dir={folder} goes on"

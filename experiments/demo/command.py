@@ -48,6 +48,8 @@ def main(stage: CommandStage) -> None:
     keep_memory()
     quiet_libraries()
     print_what_can_be(sys.stdout)
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m experiments.demo FOLDER [OVERRIDE …]")
     folder, *overrides = sys.argv[1:]
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)

@@ -41,6 +41,8 @@ def reported(
         RunError: the disk is full, or a file in the folder is another user's.
     """
     before = _seconds_before(folder.root / "summary.json") if goes_on else 0.0
+    if goes_on:
+        (folder.root / "summary.json").unlink(missing_ok=True)  # it is of a call that had ended
     try:
         yield
         seconds = None if before is None else before + time.perf_counter() - start

@@ -273,7 +273,8 @@ def _normalise(records: Sequence[Record], reference: str | None) -> None:
         try:
             record["corruptions"]["mce"] = mean_corruption_error(record["corruptions"]["errors"], against)
         except ValueError as error:
-            raise ConfigError("measure.corruptions.reference", reference, f"another model: {error}") from error
+            record["corruptions"]["mce"] = None
+            record["notes"].append(f"mCE: {reference} cannot be the reference: {error}")
 
 
 def _open(config: MeasureConfig, root: Path) -> None:

@@ -67,7 +67,7 @@ def run_prior(given: PriorConfig | Mapping[str, Any], root: Path) -> None:
             start = time.perf_counter()
             with torch_threads(config.threads), log_to(folder.log), Bars(console) as bars:
                 figures = _train(setup, settings, images, folder, bars)
-            seconds = time.perf_counter() - start
+            seconds = None if trained else time.perf_counter() - start  # of an earlier call they are unknown
             folder.write_json("summary.json", {"kind": config.kind, **figures, "seconds": seconds})
             _say(figures)
     _tell_use(config, result)

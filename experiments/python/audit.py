@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -181,9 +181,15 @@ def audit(
     root = Path(tempfile.mkdtemp(prefix="fedsim-audit-") if run_dir is None else run_dir).expanduser().resolve()
     safe = {name: re.sub(r"[^A-Za-z0-9_+.=-]+", "_", name)[:80] for name in setups}
     folders = {name: root if len(setups) == 1 else root / f"{place}-{safe[name]}" for place, name in enumerate(setups)}
-    for name, setup in setups.items():
-        with _progress_in_terminals():
-            audit_prepared(setup, folders[name], time.perf_counter())
+    try:
+        for name, setup in setups.items():
+            with _progress_in_terminals():
+                audit_prepared(setup, folders[name], time.perf_counter())
+    except ConfigError:
+        if run_dir is None:
+            with suppress(OSError):  # what an earlier one of several left there stays
+                root.rmdir()
+        raise
     return Audit(folders)
 
 
@@ -272,7 +278,7 @@ def _named(defenses: Named | Sequence[Named | Sequence[Named]]) -> dict[str, Nam
 
 def _words(one: Named) -> str:
     if isinstance(one, Mapping):
-        settings = {name: ",".join(f"{key}={value}" for key, value in dict(own).items()) for name, own in one.items()}
+        settings = {name: ",".join(f"{key}={value}" for key, value in own.items()) for name, own in one.items()}
         return "+".join(f"{name}({words})" if words else name for name, words in settings.items())
     return type(one).__name__ if isinstance(one, Defense) else str(one)
 

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from scipy import ndimage
 
 from fedsim.data.corruption_levels import SEVERITIES, TABLES, Levels
+from fedsim.data.pictures import UNREADABLE
 from fedsim.errors import ConfigError
 
 Pixels = Float[np.ndarray, "height width 3"]
@@ -67,7 +68,7 @@ def load_frost(folder: str | Path, table: str, side: int) -> list[Photograph]:
         try:
             with PIL.Image.open(path) as opened:
                 photograph = opened.convert("RGB")
-        except OSError as error:
+        except UNREADABLE as error:
             raise ConfigError(
                 "measure.corruptions.frost", path, fault=f"cannot be read as a picture: {error}"
             ) from error

@@ -72,10 +72,14 @@ class Hub:
         return Splits(whole.select(rows.train), test_set, whole.select(rows.auxiliary), class_names)
 
     def _read(self, name: str) -> DatasetDict:
+        local = Path(name).expanduser()
+        name = str(local) if local.exists() else name
         if not any(Path(name, mark).is_file() for mark in SAVED):
             return load_dataset(name, self.subset, revision=self.revision, cache_dir=self.cache_dir)
         if self.subset is not None:
             raise ConfigError("data.subset", self.subset, f"null: {name} was saved as one data set")
+        if self.revision is not None:
+            raise ConfigError("data.revision", self.revision, f"null: {name} is a folder, as it is now")
         saved = load_from_disk(name).with_format(None)
         return saved if isinstance(saved, DatasetDict) else DatasetDict({self.train_split: saved})
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.transforms import functional as transforms
 
 from fedsim.data.federated import FederatedData
-from fedsim.data.pictures import upright_rgb
+from fedsim.data.pictures import UNREADABLE, one_line, upright_rgb
 from fedsim.data.tensors import TensorImages
 from fedsim.determinism import torch_generator
 from fedsim.errors import ConfigError
@@ -135,7 +135,10 @@ def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
     else:
         if not isinstance(image, PIL.Image.Image):
             raise ConfigError(f"dataset[{place}]", type(image).__name__, "an image of PIL or a tensor")
-        picture = upright_rgb(image)
+        try:
+            picture = upright_rgb(image)
+        except UNREADABLE as error:
+            raise ConfigError(f"dataset[{place}]", f"a picture of mode {image.mode}", fault=one_line(error)) from error
         if shape[0] == 1:
             picture = picture.convert("L")
         if picture.size != (shape[2], shape[1]):
@@ -148,4 +151,4 @@ def _image(image: Any, shape: tuple[int, int, int], place: int) -> Tensor:
     if not (low >= 0 and high <= 1):
         expected = "values in [0, 1]: leave normalisation to mean= and std="
         raise ConfigError(f"dataset[{place}]", f"{low:.3g} … {high:.3g}", expected)
-    return result
+    return result.float() if result.dtype == torch.bfloat16 else result  # which NumPy lacks

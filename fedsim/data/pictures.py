@@ -83,12 +83,20 @@ class ImageCache:
 
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Without transparency; 16-bit grey keeps its upper byte, 8 bits in a picture of 16 or 32 stay."""
+    """Without transparency; 16-bit grey keeps its upper byte, 8 bits in a picture of 16 or 32 stay.
+
+    Raises:
+        one of `UNREADABLE`: pixels of more than 16 bits, or broken data.
+    """
     image.load()  # says once that data are broken, and then no more
     with contextlib.suppress(*UNREADABLE):  # where the EXIF block is damaged nobody can tell how it is turned
         image = PIL.ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise ValueError("pixels are floating-point numbers; 8 or 16 bits can be read")
     if image.mode.startswith("I"):
         levels = np.asarray(image).astype(np.int64)
+        if levels.max() >= 2**16:
+            raise ValueError("pixels have more than 16 bits; 8 or 16 can be read")
         if 0 < (brightest := levels.max()) < 2**12:
             _warn_of_few_bits(brightest > 255)
         if brightest > 255:

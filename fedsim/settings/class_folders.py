@@ -37,8 +37,10 @@ def layout(root: Path) -> tuple[str, str | None, list[str]]:
     if not trained and (classes := [one.name for one in others if one.name in tested or _holds_pictures(one)]):
         words = f"{classes[0]}, with pictures, lies beside {found[0]}; expected class folders alone, or train and test"
         raise ConfigError("data.path", root, fault=words)
-    used = found[: 2 if trained else 1]
-    return used[0], used[1] if len(used) > 1 else None, [*found[len(used) :], *(folder.name for folder in others)]
+    tests = [name for name in found[1:] if name.lower() in TEST_NAMES] if trained else []
+    used = [found[0], *tests[:1]]
+    unused = [name for name in found if name not in used]
+    return used[0], used[1] if tests else None, [*unused, *(folder.name for folder in others)]
 
 
 def classes_in(folder: Path) -> list[Path]:

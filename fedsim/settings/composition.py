@@ -84,15 +84,20 @@ def build_data(
 
 
 def _partitioner(settings: Mapping[str, Any]) -> "Partitioner":
+    from flwr_datasets.partitioner import Partitioner
+
     check_settings("partition", settings)
     alpha = settings.get("alpha")
     if isinstance(alpha, int | float) and not 0 < alpha < math.inf:
         raise ConfigError("partition.alpha", alpha, "a positive number")
     try:
-        made: Partitioner = instantiate(settings)
+        made = instantiate(settings)
     except InstantiationException as error:
         name, reason = str(settings[TARGET]).rpartition(".")[2], one_line(error.__cause__ or error)
         raise ConfigError("partition", name, fault=reason) from error
+    if not isinstance(made, Partitioner):
+        expected = "a subclass of flwr_datasets.partitioner.Partitioner"
+        raise ConfigError(f"partition.{TARGET}", settings[TARGET], expected)
     return made
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from omegaconf import OmegaConf
 
 from fedsim.errors import ConfigError, nearest
+from fedsim.settings.limits import LARGEST, LARGEST_BATCH
 from fedsim.settings.local.augment import named
 from fedsim.settings.local.schedule import RateSchedule
 from fedsim.settings.ray_address import check_address
-from fedsim.settings.schema import Check, Rule, at_least, auto_or, is_number, number, one_of
+from fedsim.settings.schema import Check, Rule, at_least, auto_or, is_number, is_whole, number, one_of
 
 if TYPE_CHECKING:
     from fedsim.settings.local.optimizers import OptimizerFactory
@@ -55,7 +56,13 @@ def crews(key: str, value: Any) -> None:
             CREW[setting](f"{key}.{name}.{setting}", given)
 
 
-ABOVE_0 = Rule("a number above 0, or null", lambda value: is_number(value, 0.0) and value > 0)
+CLIPPED = Rule(
+    f"a number above 0 and at most {LARGEST:g}, or null",
+    lambda value: is_number(value, 0.0) and value > 0 and (value <= LARGEST or value == math.inf),
+)
+MICRO_BATCH = Rule(
+    f"a whole number from 1 to {LARGEST_BATCH:,}, or null", lambda value: is_whole(value, 1) and value <= LARGEST_BATCH
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +100,8 @@ class ClientSettings:
     compile: bool = False
     augment: Annotated[list[Any], lambda _, value: named(value)] = field(default_factory=list)
     schedule: RateSchedule = field(default_factory=RateSchedule)
-    max_grad_norm: Annotated[float | None, ABOVE_0] = None
-    micro_batch_size: Annotated[int | None, at_least(1)] = None
+    max_grad_norm: Annotated[float | None, CLIPPED] = None
+    micro_batch_size: Annotated[int | None, MICRO_BATCH] = None
     no_decay: bool = False
 
     def check(self) -> None:

@@ -58,6 +58,8 @@ def option(group: str, name: str, changes: Mapping[str, Any] | None = None, obje
         own = f" One of your own is given as an object; commands find its YAML in DIR/{group} with --config-dir DIR."
         hint = nearest(str(name), sorted(found)) or (own if objects else "")
         raise ConfigError(group, name, fault=f"there is no such option.{hint} Options are {', '.join(sorted(found))}.")
+    if changes is not None and not isinstance(changes, Mapping):
+        raise ConfigError(f"{group}.{name}", changes, "settings by name, as in {name: {setting: value}}")
     text = found[name].read_text(encoding="utf-8")
     read: Any = OmegaConf.to_container(OmegaConf.create(text))
     return merged(read if TARGET in read else read[name], changes or {})

@@ -53,7 +53,7 @@ def absolute(config: Mapping[str, Any]) -> dict[str, Any]:
     data = dict(config["data"])
     for key in ("path", "name", "cache_dir"):
         value = data.get(key)
-        if isinstance(value, str) and (key != "name" or Path(value).is_dir()):
+        if isinstance(value, str) and (key != "name" or Path(value).expanduser().is_dir()):
             data[key] = str(Path(value).expanduser().absolute())
     parts = {key: absolute_checkpoints(config[key]) for key in ("model", "attack", "defense") if key in config}
     return {**config, **parts, "data": data}

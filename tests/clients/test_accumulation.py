@@ -111,5 +111,5 @@ def test_a_defense_that_reads_the_batch_whole_refuses_it(model, images, defense)
 
 @pytest.mark.parametrize("value", ["0", "1.5", "all"])
 def test_what_is_no_number_of_images_is_refused(value):
-    with pytest.raises(ConfigError, match=r"^client\.micro_batch_size=.*: must be a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=r"^client\.micro_batch_size=.*: must be a whole number from 1 to"):
         config_of(settings("audit", f"client.micro_batch_size={value}"))

@@ -139,7 +139,7 @@ def test_float16_clips_what_its_scale_was_taken_from():
 
 @pytest.mark.parametrize("value", ["0", "-1", "true", "one", ".nan"])
 def test_what_is_no_norm_is_refused_by_name(value):
-    with pytest.raises(ConfigError, match=r"^client\.max_grad_norm=.*: must be a number above 0, or null"):
+    with pytest.raises(ConfigError, match=r"^client\.max_grad_norm=.*: must be a number above 0 and at most"):
         config_of(settings("audit", f"client.max_grad_norm={value}"))
 
 

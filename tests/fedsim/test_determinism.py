@@ -44,6 +44,21 @@ def test_global_generators_are_seeded_inside_and_restored_after():
         assert (random.random(), np.random.rand(), torch.rand(1)) == inside
 
 
+def test_a_gpu_that_starts_later_takes_the_users_seed(monkeypatch):
+    """Until CUDA has started torch keeps the last seed for it."""
+    kept = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", kept.append)
+    torch.manual_seed(5)
+    with seeded_globals(0, "a"):
+        assert kept[-1] == derive_seed(0, "a")
+    assert kept[-1] == 5
+    with pytest.raises(ZeroDivisionError), kept_globals(), seeded_globals(0, "a"):
+        1 / 0  # noqa: B018
+    assert kept[-1] == 5
+
+
 def drawn():
     return random.random(), np.random.randn(), torch.rand(1)
 

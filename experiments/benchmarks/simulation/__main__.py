@@ -25,7 +25,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--one", nargs=2, metavar=("ENGINE", "CASE"), help=argparse.SUPPRESS)
-    return parsed(parser)
+    options = parsed(parser)
+    if options.rounds < 2:
+        parser.error(f"--rounds={options.rounds}: must be 2 or more; the first is not counted")
+    return options
 
 
 def main() -> None:

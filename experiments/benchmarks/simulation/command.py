@@ -33,6 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
         engine, case = arguments.one
         print(json.dumps(measure(engine, *parse(case), arguments.workers, arguments.rounds)))
         return
+    failed = False
     for case in arguments.cases:
         figures = {engine: _in_process(engine, case, arguments) for engine in arguments.engines}
         print(
@@ -40,6 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
         for engine, figure in figures.items():
             if figure is None:
+                failed = True
                 print(f"  {engine:7} failed")
                 continue
             flower = figures.get("flower")
@@ -49,6 +51,8 @@ def run(arguments: argparse.Namespace) -> None:
                 f"  {engine:7} {figure['ms']:9.2f} {ratio} {cpu} {figure['first']:8.1f} {figure['mib']:9.0f}",
                 flush=True,
             )
+    if failed:
+        sys.exit(1)
 
 
 def measure(engine: str, clients: int, parameters: int, workers: int, rounds: int) -> dict[str, float]:

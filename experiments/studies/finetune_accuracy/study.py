@@ -12,9 +12,10 @@ from experiments.studies.finetune_accuracy.options import arguments
 from experiments.studies.finetune_accuracy.scales import RECIPES, SCALES, Scale
 from experiments.studies.finetune_accuracy.tables import FULL, page
 from experiments.studies.finetune_accuracy.unit import run_unit
-from experiments.studies.harness.ledger import Entry
+from experiments.studies.harness.ledger import Entry, kept
 from experiments.studies.harness.options import matching_names
 from experiments.studies.harness.study import Unit, carry_out, publish, seeds
+from fedsim.data import ImageFolder
 from fedsim.errors import ConfigError
 from fedsim.settings.composition import Config
 
@@ -35,9 +36,14 @@ def run(options: argparse.Namespace) -> None:
     scale, drawn = SCALES[options.scale], seeds(options, SCALES[options.scale].seeds)
     recipes = list(dict.fromkeys([FULL, *matching_names("--recipes", RECIPES, options.recipes)]))
     classes, out = halves(options.pictures.resolve()), options.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    plan = _Plan(scale, linked(options.pictures.resolve(), out), len(classes["private"]), out, options)
     settings = {"pictures": str(options.pictures.resolve()), "seed": options.seed, "classes": classes, **asdict(scale)}
+    with kept(out, settings):  # before anything of theirs is linked there
+        places = linked(options.pictures.resolve(), out)
+    if options.attacked:
+        count = len(ImageFolder(places["private"], auxiliary_fraction=0.0, verify=False).load().train)
+        if options.attacked > count:
+            raise ConfigError("--attacked", options.attacked, f"at most {count}, the clients' pictures")
+    plan = _Plan(scale, places, len(classes["private"]), out, options)
     do = partial(carry_out, work=run_unit, options=options, settings=settings)
     public = do([plan.pretraining()])
     tried = do([plan.search(recipe, rate) for recipe in recipes for rate in RECIPES[recipe].rates])

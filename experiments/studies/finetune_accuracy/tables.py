@@ -28,10 +28,10 @@ def page(
     introduction = (
         f"FedAvg from one public model on classes that it has not seen: {scale.clients} clients, {scale.rounds} "
         f"rounds, {scale.steps} steps of AdamW on batches of {scale.batch} in each. The difference to `full` is taken "
-        f"seed by seed; ± is the {CONFIDENCE:.0%} interval of Student's t over {len(drawn)} seeds, which draw who "
-        "holds what, batches and factors: test pictures and the public model are the same in all. Bytes are those of "
-        "the trained tensors in float32, in a message there or back. Processor time is that of the "
-        "run, by rounds, beside full's."
+        f"seed by seed; ± behind it is the {CONFIDENCE:.0%} interval of Student's t over {len(drawn)} seeds, behind "
+        "the accuracy their standard deviation. Seeds draw who holds what, batches and factors: test pictures and the "
+        "public model are the same in all. Bytes are those of the trained tensors in float32, in a message there or "
+        "back. Processor time is that of the run, by rounds, beside full's."
     )
     differs = [
         f"The public model was trained for {scale.public_steps} steps of {scale.public_batch} on the other half of the "

@@ -90,7 +90,8 @@ def units_of(
 
 def page(entries: list[Entry], rows: Sequence[TableRow], options: argparse.Namespace) -> Page:
     """The page; its figure is written beside it."""
-    drawn = write_figure(rows, entries, min(options.shown, options.count), options.out)
+    kept = len(list((options.out / "pictures" / "x").glob("*.png")))  # by the calls that computed them
+    drawn = write_figure(rows, entries, min(options.shown, options.count, kept), options.out)
     return page_of(rows, entries, bool(options.checkpoint), drawn)
 
 

@@ -86,7 +86,7 @@ class Finetune:
             expected = f"delta or weights: without a step nothing changes that finetune={self.NAME} keeps on the client"
             raise ConfigError("client.share", share, expected)
         hosts = self.hosts(model)
-        called = _called(model, hosts, image_shape) if hosts else set()
+        called = _called(self.NAME, model, hosts, image_shape) if hosts else set()
         if missed := [name for name in hosts if name not in called]:
             expected = f"a model that calls its modules: {type(model).__name__} goes past {missed[0]}"
             raise ConfigError("finetune", self.NAME, expected)
@@ -152,8 +152,12 @@ def recorded_finetune(record: Mapping[str, Any] | None) -> Finetune:
     return kind(**{key: value for key, value in record.items() if key != "_target_"})
 
 
-def _called(model: nn.Module, hosts: Mapping[str, nn.Module], image_shape: Sequence[int]) -> set[str]:
-    """Those that a forward pass calls; modes and buffers stay as they are."""
+def _called(named: str, model: nn.Module, hosts: Mapping[str, nn.Module], image_shape: Sequence[int]) -> set[str]:
+    """Those that a forward pass calls; modes and buffers stay as they are.
+
+    Raises:
+        ConfigError: it cannot be computed with what was put in.
+    """
     called: set[str] = set()
 
     def note(name: str, *_: object) -> None:
@@ -165,6 +169,9 @@ def _called(model: nn.Module, hosts: Mapping[str, nn.Module], image_shape: Seque
     try:
         with torch.no_grad():
             model.eval()(torch.zeros(1, *image_shape, dtype=like.dtype, device=like.device))
+    except (RuntimeError, ValueError, TypeError) as error:
+        expected = f"what fits the modules of {type(model).__name__} ({' '.join(str(error).split())[:200]})"
+        raise ConfigError("finetune", named, expected) from error
     finally:
         for one, mode in modes.items():
             one.training = mode

@@ -38,6 +38,12 @@ class SwinWithPositions(SwinTransformer):
         features: Tensor = self.norm(self.layers(tokens))
         return features
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return {**super().group_matcher(coarse), "stem": r"^patch_embed|^pos_embed"}
+
+    def no_weight_decay(self) -> set[str]:
+        return {*super().no_weight_decay(), "pos_embed"}
+
 
 @register_model
 def swin_ape_tiny_patch4_window7_224(pretrained: bool = False, **kwargs: Any) -> SwinWithPositions:

@@ -273,7 +273,10 @@ def _summarise(name: str, records: list[AttackRecord]) -> AttackSummary:
         pictures=pictures,
         rebuilt=len(values),
         recognisable=sum(image.recognisable for image in own),
-        as_seen=sum(any(image.as_seen for image in found) for found in forms),
+        as_seen=sum(
+            any(image.as_seen for image in found) and not plain.recognisable
+            for found, plain in zip(forms, own, strict=True)
+        ),
         twofold=any(image.twofold for image in images),
         mean_psnr=mean_psnr(seen),
         mean_recognisable=mean_psnr([one.leaked for one in own if one.recognisable and one.leaked is not None]),

@@ -12,7 +12,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedsim.errors import ConfigError
+from fedsim.settings.limits import LARGEST
 from fedsim.settings.local.sgd import SGD
+from fedsim.settings.schema import is_number
 
 Optimisers = tuple[torch.optim.Optimizer, LRScheduler | None]
 OptimizerFactory = Callable[[list[Any]], Optimisers]
@@ -43,6 +45,10 @@ def optimizer_factory(key: str, optimizer: dict[str, Any], scheduler: dict[str, 
         raise ConfigError(f"{key}.optimizer", optimizer, f"settings that torch takes ({error})") from error
     if not isinstance(trial[0], torch.optim.Optimizer):
         raise ConfigError(f"{key}.optimizer._target_", optimizer.get("_target_"), "a torch optimiser")
+    for name in ("lr", "momentum", "dampening", "weight_decay", "eps"):
+        value = trial[0].defaults.get(name)
+        if isinstance(value, float | int) and not is_number(value, 0.0, LARGEST):
+            raise ConfigError(f"{key}.optimizer.{name}", value, f"a number from 0 to {LARGEST:g}")
     _take_step(key, *trial, {"optimizer": optimizer, "scheduler": scheduler or {}})
     if any(group.get("maximize", False) for group in trial[0].param_groups):
         raise ConfigError(f"{key}.optimizer.maximize", True, "false: the loss is minimised, and attacks read it so")

@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
+from fedsim.settings.limits import LARGEST, LARGEST_BATCH, MOST_STEPS
 from fedsim.update import Kind, LocalProtocol, Precision, Update
 from fedsim.wire.blocks import Block
 from fedsim.wire.records import (
@@ -31,7 +32,6 @@ from fedsim.wire.records import (
     to_array,
 )
 from fedsim.wire.reply.values import (
-    LARGEST,
     MalformedReply,
     check_keys,
     check_values,
@@ -45,11 +45,6 @@ from fedsim.wire.reply.values import (
 from fedsim.wire.tensor_records import TensorRecord, dtype_name
 
 MOST_EXAMPLES = 10**7
-LARGEST_BATCH = 2**16
-"""Of a client whose partition and settings the server does not know: beyond any that trains, and few enough to name the
-labels of."""
-MOST_STEPS = 2**16
-"""Local steps that a client may claim: attacks that undo them take time by the square of their number."""
 LONGEST_KEPT = 2**12
 """Characters of a protocol that is remembered as checked."""
 LONGEST_NAME = 200

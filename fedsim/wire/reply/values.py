@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Array
 
+from fedsim.settings.limits import LARGEST
 from fedsim.wire.tensor_records import TensorArray, npy_header
 
-LARGEST = 1e12
-"""Magnitude of a shared number: training that sends more has diverged. Squares of it, summed over any model, are finite
-in float32, so that no strategy's arithmetic overflows."""
 LONGEST_TEXT = 2**24
 """Characters of JSON: room for the learning rates of 700,000 local steps."""
 SHOWN = 60

@@ -37,6 +37,21 @@ def test_updates_whose_workers_were_stopped_had_been_computed(command, tmp_path,
     assert "error: no attack came to an end, the last one because of no result within 3600 s" in err.splitlines()
 
 
+def test_a_call_that_goes_on_and_is_cut_off_leaves_nobody_elses_summary(command, tmp_path, monkeypatch):
+    settings = [f"run_dir={tmp_path}", *SMALL, "audit.num_images=2", "attack=[labels]"]
+
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    assert command("fedsim-audit", *settings)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("experiments.engine.reporting.report_run", cut_off)
+        assert command("fedsim-audit", *settings)[0] == 130
+    assert not (tmp_path / "summary.json").exists()
+    assert command("fedsim-audit", *settings)[0] == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["seconds"] is None
+
+
 def test_a_folder_removed_under_an_audit_is_one_clear_line(command, tmp_path, monkeypatch):
     def remove(self, result, truth):
         shutil.rmtree(tmp_path / "run")

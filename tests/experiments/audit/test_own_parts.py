@@ -1,6 +1,7 @@
 """Attacks and defenses that fedsim knows nothing of are judged by what they say of themselves, on every page."""
 
 import json
+import tempfile
 from dataclasses import dataclass, replace
 
 import pytest
@@ -139,3 +140,10 @@ def test_an_audit_that_began_without_a_gpu_is_the_same_where_there_is_one(monkey
         monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
         found.append(fedsim.audit(model, data, ["labels"], num_images=2, run_dir=tmp_path).table)
     assert found[0].equals(found[1])
+
+
+def test_a_refusal_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"audit\.num_images"):
+        fedsim.audit(MODEL, DATA, ["labels"], ["secure_aggregation"], num_images=1)
+    assert list(tmp_path.iterdir()) == []

@@ -114,6 +114,15 @@ def test_what_is_said_of_a_federated_run(tmp_path):
     assert stage.interrupted().endswith(f"fedsim resume={tmp_path} goes on")
 
 
+def test_measures_are_kept_once_they_are_written(tmp_path):
+    stage = CommandStage("fedsim-measure", open=True, folder=tmp_path)
+    assert stage.interrupted() == (
+        f"interrupted: nothing is kept yet; the same command with run_dir={tmp_path} begins anew"
+    )
+    (tmp_path / "measures.json").write_text("{}")
+    assert "what had finished is in" in stage.interrupted()
+
+
 @pytest.mark.subprocess
 def test_the_exit_code_of_a_command_is_that_of_its_process(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

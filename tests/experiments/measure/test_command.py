@@ -235,3 +235,17 @@ def test_a_page_that_finds_no_room_is_made_later(fedsim_measure, write_run, tmp_
     kept = "what was measured is kept. With more room, fedsim-report"
     assert err.splitlines()[-1] == f"error: {out}: No space left on device; {kept} {out} makes its page"
     assert (out / "measures.json").is_file()
+
+
+def test_a_reference_without_errors_costs_the_mce_alone(fedsim_measure, write_run, tmp_path, no_figures, monkeypatch):
+    def without_errors(members, plan, batch_size, step):
+        return [{"fog": [0.0]} for _ in members]
+
+    monkeypatch.setattr(measure, "corruption_errors", without_errors)
+    wanted = ["measure.corruptions.names=[fog]", "measure.corruptions.reference=base", "names=[base]"]
+    code, _, err = fedsim_measure(*SMALL, f"runs=[{write_run('a')}]", *wanted, f"run_dir={tmp_path}/out")
+    assert code == 0, err
+    (run,) = json.loads((tmp_path / "out" / "measures.json").read_text())["runs"]
+    assert (run["corruptions"]["mce"], run["corruptions"]["mean_error"]) == (None, 0.0)
+    assert run["notes"] == ["mCE: base cannot be the reference: no reference error above zero for fog"]
+    assert "cannot be the reference" in (tmp_path / "out" / "report.html").read_text()

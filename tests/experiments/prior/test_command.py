@@ -73,6 +73,16 @@ def test_it_trains_on_the_gpu_of_this_process_and_goes_on_where_it_began(tmp_pat
     assert devices == ["cpu", "cpu", "cuda"]
 
 
+def test_seconds_are_of_trainings_that_one_call_did_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.prior.command._train", lambda *_: {"learned_from": 1, "classes": 1})
+    given = load_config("prior", *PUBLIC, *GENERATOR)
+    run_prior(given, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["seconds"] >= 0
+    (tmp_path / "checkpoints" / "10.safetensors").write_bytes(b"")
+    run_prior(given, tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["seconds"] is None
+
+
 def test_the_command_of_use_repeats_what_the_prior_holds_for():
     choices = {"data": "imagefolder", "model": "mlp", "defense": None}
     given = ["data=imagefolder", "data.path='a b'", "kind=lti", "defense=[topk]", "++defense.topk.ratio=0.5", "seed=3"]

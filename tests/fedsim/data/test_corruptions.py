@@ -179,7 +179,7 @@ def test_fog_and_frost_are_laid_over_in_the_published_shares():
     )
 
 
-def test_frost_from_photographs(tmp_path):
+def test_frost_from_photographs(tmp_path, monkeypatch):
     PIL.Image.new("RGB", (300, 200), (0, 255, 0)).save(tmp_path / "a.png")
     (large,) = load_frost(tmp_path, "imagenet", 32)
     (small,) = load_frost(tmp_path, "cifar", 32)
@@ -188,6 +188,9 @@ def test_frost_from_photographs(tmp_path):
     assert corrupted(picture(), "frost", 5, frost=[small])[..., 1].mean() > 0.8
     (tmp_path / "b.png").write_bytes(b"none")
     with pytest.raises(ConfigError, match=r"b\.png"):
+        load_frost(tmp_path, "cifar", 32)
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ConfigError, match=r"a\.png.*decompression bomb"):
         load_frost(tmp_path, "cifar", 32)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="frost"):

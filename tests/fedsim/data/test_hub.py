@@ -58,7 +58,7 @@ def test_columns_are_found_by_type(write_parquet):
     assert data.train.labels.tolist() == [number % 2 for number in reds]
 
 
-def test_what_save_to_disk_leaves_is_read_too(write_parquet, tmp_path):
+def test_what_save_to_disk_leaves_is_read_too(write_parquet, tmp_path, monkeypatch):
     """`load_dataset` refuses one split, and takes the files of several for a table of settings."""
     from_hub = Hub(write_parquet(CLASSES, train=TWENTY, test=[0, 1, 1]), natural_id_column="writer")
     splits = datasets.load_dataset(from_hub.name)
@@ -70,6 +70,9 @@ def test_what_save_to_disk_leaves_is_read_too(write_parquet, tmp_path):
     one = Hub(str(tmp_path / "one"), test_fraction=0.2).load()
     assert (len(one.train), len(one.test), len(one.auxiliary)) == (14, 4, 2)
     assert refusal(str(tmp_path / "one"), subset="plain").key == "data.subset"
+    assert refusal(str(tmp_path / "one"), revision="main").key == "data.revision"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Hub("~/one", test_fraction=0.2).load().train.to_dict() == one.train.to_dict()
 
 
 def test_without_a_labelled_test_split_the_training_split_is_divided(write_parquet):

@@ -59,6 +59,15 @@ def test_of_two_test_folders_val_counts(write_folder, caplog):
     assert "not used: test" in caplog.text
 
 
+def test_a_second_training_folder_is_no_test_set(write_folder, caplog):
+    root = write_folder({"train/cat": 18, "train/dog": 18, "training/cat": 9, "training/dog": 9})
+    with caplog.at_level(logging.WARNING):
+        assert [len(part) for part in ids(ImageFolder(root).load())] == [28, 4, 4]
+    assert "not used: training" in caplog.text
+    write_folder({"val/cat": 2, "val/dog": 1})
+    assert len(ImageFolder(root).load().test) == 3
+
+
 def test_a_test_folder_without_classes_is_not_one(write_folder, caplog):
     with caplog.at_level(logging.WARNING):
         splits = ImageFolder(write_folder({"train/cat": 9, "train/dog": 9, "test": 3})).load()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedsim.data.own import own_data
+from fedsim.errors import ConfigError
 
 RAMP = np.linspace(0, 255, 16).astype(np.uint8)[:, None].repeat(16, axis=1)
 
@@ -36,7 +37,7 @@ def test_a_picture_whose_data_are_broken_is_not_read_half():
     PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64), np.uint8)).save(buffer, "PNG")
     content = bytearray(buffer.getvalue())
     content[len(content) // 2 : len(content) // 2 + 64] = bytes(64)
-    with pytest.raises(OSError, match="broken data stream"):
+    with pytest.raises(ConfigError, match=r"^dataset\[0\]=.*broken data stream"):
         held(PIL.Image.open(io.BytesIO(content)), 3)
 
 
@@ -45,3 +46,17 @@ def test_exif_orientation_is_undone(channels):
     picture = PIL.Image.fromarray(RAMP)
     picture.getexif()[0x0112] = 3  # upside down
     assert torch.equal(held(picture, channels)[0], torch.from_numpy(RAMP[::-1].copy()).float())
+
+
+@pytest.mark.parametrize(
+    ("pixels", "words"), [(RAMP / np.float32(255), "floating-point"), (RAMP.astype(np.int32) << 16, "more than 16")]
+)
+def test_pixels_that_eight_bits_cannot_stand_for_are_refused(pixels, words):
+    with pytest.raises(ConfigError, match=rf"^dataset\[0\]=a picture of mode [FI]: .*{words}"):
+        held(PIL.Image.fromarray(pixels), 1)
+
+
+def test_bfloat16_is_read_as_it_is():
+    image = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    data = own_data([(image, 1)], (3, 16, 16), 2, 1, "first", 0)
+    assert torch.equal(data.train.images([0])[0], image.float())

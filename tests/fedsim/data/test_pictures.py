@@ -117,3 +117,8 @@ def test_a_picture_put_twice_counts_once():
     for _ in range(2):
         cache.put(("train", 0), torch.zeros(3, 2, 2, dtype=torch.uint8))
     assert cache.num_bytes == 12
+
+
+def test_a_floating_point_tiff_is_not_read_as_black():
+    with pytest.raises(ValueError, match="floating-point"):
+        decode(encoded(PIL.Image.fromarray(RAMP / np.float32(255)), "TIFF"), 20)

@@ -43,6 +43,12 @@ def test_every_count_is_of_private_pictures(jigsawed: Any) -> None:
     assert "rebuilt 1 of 2 images recognisably" in verdict(jigsawed).sentence
 
 
+def test_a_picture_that_came_out_as_its_own_and_as_seen_counts_once(write_run: Any, records: Any) -> None:
+    own, turned = records.image(40.0, "a", private_psnr=40.0), records.image(40.0, "a", private_psnr=9.0)
+    (row,) = summarise_attacks(read_run(write_run([records.attack(1, 0, own, turned, batch_size=1)])))
+    assert (row.pictures, row.recognisable, row.as_seen, row.recognised) == (1, 1, 0, 1.0)
+
+
 def test_the_guess_counts_each_picture_once(jigsawed: Any) -> None:
     baseline = best_baseline("patch_gradient", jigsawed.attacks, [])
     assert baseline is not None

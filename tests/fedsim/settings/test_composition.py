@@ -24,6 +24,12 @@ def test_a_partition_that_cannot_be_is_one_line(override, words):
     assert "\n" not in str(caught.value)
 
 
+def test_what_divides_nothing_is_no_partitioner():
+    config = settings("config") | {"partition": {"_target_": "fedsim.data.Digits"}}
+    with pytest.raises(ConfigError, match=r"^partition\._target_=.*Digits: must be a subclass of .*Partitioner"):
+        build_data(config)
+
+
 def test_who_is_told_how_data_are_divided_asks_no_partitioner(monkeypatch):
     config = settings("config", "partition=dirichlet")
     here = build_data(config)

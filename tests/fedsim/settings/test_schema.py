@@ -70,6 +70,8 @@ def test_every_setting_that_conf_has_is_needed(name, given):
         ("run", "client", "local_epochs", 2, "client.local_epochs=2: must be 1 beside client.share=gradient"),
         ("run", "client", "training_mode", "yes", "client.training_mode=yes: must be true or false"),
         ("run", "client", "label_smoothing", 1, "label_smoothing=1: must be a number of at least 0 and at most 0.999"),
+        ("run", "client", "max_grad_norm", 1e30, "max_grad_norm=1e.30: must be a number above 0 and at most 1e.12, or"),
+        ("run", "client", "micro_batch_size", 2**17, "size=131072: must be a whole number from 1 to 65,536, or null"),
         ("run", "simulation", "workers", "none", "simulation.workers=none: must be a whole number of at least 1"),
         (
             "run",

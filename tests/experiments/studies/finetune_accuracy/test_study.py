@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from experiments.studies.finetune_accuracy import scales, study, tables, unit
 from experiments.studies.finetune_accuracy.halves import linked
 from experiments.studies.finetune_accuracy.study import best_rate
+from experiments.studies.harness.ledger import settle
 from fedsim.errors import ConfigError
 from fedsim.models import Architecture, ModelSpec
 
@@ -68,6 +69,7 @@ def test_the_page_and_that_it_goes_on(call, tmp_path):
     assert (head["seeds"], len(lines(out / "finetune_accuracy_rates.csv"))) == ("2", 3)
     assert float(full["floor"]) > 60 > float(head["floor"])
     assert "the first or last that was tried" in page
+    assert "behind the accuracy their standard deviation" in page
     start = load_file(out / "pretrained.safetensors")
     assert start["head.weight"].shape == (3, 64)
     end = load_file(out / "runs" / f"head_{float(head['rate']):g}_seed_1" / "checkpoints" / "round-00002.safetensors")
@@ -115,3 +117,18 @@ def test_wrong_options_are_refused(call):
         code, _, err = call(*arguments)
         assert code == 2
         assert said in err
+
+
+def test_a_refused_call_links_nothing(call, pictures, tmp_path):
+    out = tmp_path / "out"
+    settle(out / "settings.json", {"pictures": "elsewhere"})
+    code, _, err = call()
+    assert code == 2
+    assert "results of other settings" in err
+    assert not (out / "classes").exists()
+
+
+def test_no_more_pictures_are_attacked_than_there_are(call):
+    code, _, err = call("--attacked", "31")
+    assert code == 2
+    assert "--attacked=31: must be at most 30, the clients' pictures" in err

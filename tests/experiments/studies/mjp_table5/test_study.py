@@ -115,6 +115,15 @@ def test_more_pictures_may_be_asked_for_later(table5, tmp_path, monkeypatch):
     assert all(line["pictures"] == "2" for line in lines_of(tmp_path / "out"))
 
 
+def test_no_more_pictures_are_shown_than_were_kept(table5, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(mjp_table5, "write_figure", lambda rows, entries, shown, out: drawn.append(shown))
+    rows = ["--rows", "deit_s.a", "--ratio", "0.5", "--count", "2"]
+    for shown in ("1", "2"):
+        assert table5(*rows, "--shown", shown)[0] == 0
+    assert drawn == [1, 1]
+
+
 def test_other_attacks_settings_are_no_results_of_this_table(table5, tmp_path):
     """A folder written when untold attackers subtracted the term too."""
     assert table5("--count", "1", "--rows", "mjp.a")[0] == 0

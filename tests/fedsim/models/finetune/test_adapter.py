@@ -135,3 +135,11 @@ def test_a_model_that_was_prepared_keeps_what_it_has_learned(recipe, other, imag
     assert all(torch.equal(tensor, state[name]) for name, tensor in again.state_dict().items())
     with pytest.raises(ConfigError, match=r"finetune\.(rank|hidden|tokens)=\d: must be \d"):
         other.prepare(again)
+
+
+def test_a_module_whose_last_linear_layer_does_not_give_its_output_is_refused():
+    """ConViT registers the projection of positions, as wide as there are heads, behind that of the output."""
+    spec = ModelSpec("convit_tiny", 5, 32, kwargs={"depth": 1, "embed_dim": 12, "num_heads": 4, "patch_size": 16})
+    recipe = Adapter(after=["attn"])
+    with pytest.raises(ConfigError, match=r"^finetune=adapter: must be what fits the modules of ConVit"):
+        recipe.check(prepared(recipe, spec), (3, 32, 32))

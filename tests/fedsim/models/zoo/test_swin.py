@@ -5,6 +5,7 @@ import timm
 import torch
 
 from fedsim.models import ModelSpec, find_roles, input_size, normalisation
+from fedsim.models.finetune import LastK
 
 NAME = "swin_ape_tiny_patch4_window7_224"
 SMALL = ModelSpec(NAME, 5, 32, dtype="float64", kwargs={"window_size": 4, "depths": [1, 1], "num_heads": [3, 6]})
@@ -46,3 +47,10 @@ def test_the_same_seed_draws_the_same_weights():
     first, second, other = (SMALL.build(seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["pos_embed"], other["pos_embed"])
+
+
+@pytest.mark.parametrize(("k", "trained"), [(1, False), (2, False), (3, True)])
+def test_the_embedding_is_the_last_that_the_last_blocks_take_and_does_not_decay(k, trained):
+    model = LastK(k).prepare(SMALL.build(0))
+    assert model.pos_embed.requires_grad == trained
+    assert "pos_embed" in model.no_weight_decay()

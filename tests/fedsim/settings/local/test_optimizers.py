@@ -1,5 +1,6 @@
 """Settings that attacks would misread are refused when they are read."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -39,6 +40,16 @@ def test_what_takes_no_step_from_gradients_alone_is_refused(key, optimizer, sche
     refused = f"{key}.scheduler._target_=.*{scheduler}" if scheduler else f"{key}.optimizer._target_=.*{optimizer}"
     with pytest.raises(ConfigError, match=f"^{refused}: must be {said}"):
         optimizer_factory(key, settings, plan)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "value"),
+    [("SGD", "lr", math.nan), ("SGD", "lr", math.inf), ("SGD", "dampening", -0.5), ("Adam", "weight_decay", 1e13)],
+)
+def test_what_no_reply_may_say_is_refused_before_any_training(target, name, value):
+    settings = {"_target_": f"torch.optim.{target}", "lr": 0.1, name: value}
+    with pytest.raises(ConfigError, match=rf"^client\.optimizer\.{name}=.*: must be a number from 0 to 1e\+12"):
+        optimizer_factory("client", settings, None)
 
 
 class Asserting(torch.optim.SGD):
