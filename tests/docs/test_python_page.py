@@ -5,13 +5,16 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+import torch
 
+import fedsim
 from tests.docs.blocks import ROOT, blocks, without_bound
 
 STEPS = " steps=50)", " steps=2)"
 AUDITED = "num_images=4)", "num_images=1)"
 MODEL = 'timm.create_model("vit_small_patch32_224", num_classes=10'
 EXAMPLES = [block.body for block in blocks("python") if block.path == "docs/python.md"]
+ONE = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)), [3]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
@@ -45,5 +48,7 @@ def test_they_run_and_find_what_the_page_says(names, capsys, tmp_path):
     assert len(reasons) == 2
     for reason in reasons:
         assert f"\n{reason}\n" in said
+    own = fedsim.attack("patch_gradient", fedsim.observe(names["OwnViT"](), *ONE, roles=names["roles"]))
+    assert own.certified, own.reason
     assert (tmp_path / "leak.html").is_file()
     assert len(names["audit"].table) == 4
