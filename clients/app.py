@@ -195,7 +195,7 @@ class ClientRuntime:
         this_round = ClientRound(server_round, len(pictures), dict(memory or {}), self.model, pictures, observe)
         self.defenses.begin(this_round)
         rng = torch_generator(self.seed, "client", server_round, client)
-        defense_rng = torch_generator(self.seed, "client-defense", server_round, client)
+        defense_rng = torch_generator(self.seed, "client-defense", server_round, client) if self._defended else rng
         with seeded_globals(self.seed, "model-noise", server_round, client):
             result = train_locally(
                 self._local,
@@ -215,6 +215,11 @@ class ClientRuntime:
         apart = tuple(name for name in result.protocol.undecayed if name not in self.own)
         shared = {name: one for name, one in result.tensors.items() if name not in self.own}
         return replace(result, tensors=shared, protocol=replace(result.protocol, undecayed=apart))
+
+    @property
+    def _defended(self) -> bool:
+        """Whether anything may draw: without defenses no generator is seeded for them."""
+        return bool(self.defenses.defenses)
 
     @cached_property
     def shares_trained(self) -> bool:
@@ -247,6 +252,8 @@ class ClientRuntime:
             if self.own:
                 trained = {name: tensor for name, tensor in trained.items() if name not in self.own}
             update = Update(copied(trained, self._local.alike), "weights", num_examples, buffers=result.buffers)
+            if not self._defended:
+                return Contribution(update, *whose, truth=result.truth)
             rng = torch_generator(self.seed, "defense", server_round, client)
             return Contribution(self.defenses.transform_update(update, rng), *whose, truth=result.truth)
         self._sent = whose, state

@@ -176,6 +176,7 @@ def train_locally(
         if optimizer is not None:
             lrs.append(float(optimizer.param_groups[0]["lr"]))
             optimizer.step()
+            del gradients
             if scheduler is not None:
                 scheduler.step()
     local.all_buffers.settle()
@@ -262,6 +263,7 @@ class LossGradient:
         return gradients
 
     def _together(self, batch: Batch) -> State:
+        self._left = None
         for parameter in self._parameters.values():
             parameter.grad = None
         pieces = list(batch.pieces(self._micro_batch_size))

@@ -54,11 +54,11 @@ class ImageSet:
         positions = [places[index] for index in (indices.tolist() if isinstance(indices, Tensor) else indices)]
         if not positions:
             return torch.zeros(0, 3, self._image_size, self._image_size)
-        cached = self._cache.get_all([(self._split, self._rows[position]) for position in positions])
-        found = [image for image in cached if image is not None]
-        if len(found) == len(cached):  # as in all rounds but the first
-            return torch.stack(found).float().div_(255)
-        images = {position: image for position, image in zip(positions, cached, strict=True) if image is not None}
+        keys = [(self._split, self._rows[position]) for position in positions]
+        if (found := self._cache.gather(keys)) is not None:  # as in all rounds but the first
+            return found.float().div_(255)
+        kept = {position: self._cache.get(key) for position, key in zip(positions, keys, strict=True)}
+        images = {position: image for position, image in kept.items() if image is not None}
         missing = [position for position in dict.fromkeys(positions) if position not in images]
         # A few at a time, so that the compressed files of a large set are never all in memory.
         for start in range(0, len(missing), CHUNK):

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 # What Pillow raises for a file that is no picture, is cut short, or is larger than any real picture.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, PIL.Image.DecompressionBombError)
 
+SLAB = 2**24
+"""Bytes of pictures that lie side by side; of a larger piece of memory an unfinished end would be lost."""
+
 
 def decode(content: str | bytes, size: int) -> UInt8[Tensor, "3 {size} {size}"]:
     """Read a picture (a path, or the file's bytes) as RGB, upright, `size` pixels square.
@@ -50,36 +53,56 @@ def one_line(error: BaseException) -> str:
 
 
 class ImageCache:
-    """Decoded pictures by key, the first ones up to `max_bytes`. Safe between threads.
+    """Decoded pictures of one size by key, the first ones up to `max_bytes`. Safe between threads.
 
     None makes room for another: pass after pass through more pictures than there is room for would find none of them.
+    They lie side by side, so that a batch of small ones is gathered at once: one by one takes as long as a layer.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._pictures: dict[tuple[str, int], Tensor] = {}
+        self._slots: dict[tuple[str, int], int] = {}
+        self._slabs: list[UInt8[Tensor, "_ 3 h w"]] = []
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._slots)
 
     def get(self, key: tuple[str, int]) -> UInt8[Tensor, "3 h w"] | None:
-        (image,) = self.get_all([key])
-        return image
-
-    def get_all(self, keys: Sequence[tuple[str, int]]) -> list[UInt8[Tensor, "3 h w"] | None]:
-        """The picture of each key, None where it is not kept."""
+        """The picture of this key, None where it is not kept."""
         with self._lock:
-            return [self._pictures.get(key) for key in keys]
+            slot = self._slots.get(key)
+        return None if slot is None else self._at(slot)
+
+    def gather(self, keys: Sequence[tuple[str, int]]) -> UInt8[Tensor, "b 3 h w"] | None:
+        """Copies of the pictures of these keys; None where one is not kept."""
+        with self._lock:
+            slots = [slot for key in keys if (slot := self._slots.get(key)) is not None]
+        if not slots or len(slots) < len(keys):
+            return None
+        size = len(self._slabs[0])
+        first = min(slots) // size
+        if max(slots) // size > first:
+            return torch.stack([self._at(slot) for slot in slots])
+        return self._slabs[first].index_select(0, torch.tensor(slots) - first * size)
 
     def put(self, key: tuple[str, int], picture: UInt8[Tensor, "3 h w"]) -> None:
         """Keep a picture where there is room."""
         with self._lock:
-            if key in self._pictures or self.num_bytes + picture.nbytes > self.max_bytes:
+            if key in self._slots or self.num_bytes + picture.nbytes > self.max_bytes:
                 return
-            self._pictures[key] = picture
+            size = max(1, min(SLAB, self.max_bytes) // picture.nbytes)
+            slot = len(self._slots)
+            if slot == size * len(self._slabs):
+                self._slabs.append(torch.empty(size, *picture.shape, dtype=torch.uint8))
+            self._slabs[-1][slot % size] = picture
+            self._slots[key] = slot
             self.num_bytes += picture.nbytes
+
+    def _at(self, slot: int) -> UInt8[Tensor, "3 h w"]:
+        size = len(self._slabs[0])
+        return self._slabs[slot // size][slot % size]
 
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:

@@ -92,9 +92,9 @@ def test_what_is_kept_is_found_in_every_pass_through_more_than_there_is_room_for
     pictures = {row: torch.full((3, 2, 2), row, dtype=torch.uint8) for row in range(4)}
     found = []
     for row in (*range(4), *range(4)):
-        found.append(cache.get(("train", row)))
+        found.append(None if (kept := cache.get(("train", row))) is None else int(kept[0, 0, 0]))
         cache.put(("train", row), pictures[row])
-    assert found == [None] * 4 + [pictures[row] for row in range(3)] + [None]
+    assert found == [None] * 4 + [0, 1, 2, None]
     assert (len(cache), cache.num_bytes) == (3, 36)
 
 
@@ -104,6 +104,21 @@ def test_workers_share_a_quarter_of_the_memory(beside, monkeypatch):
     monkeypatch.setattr("os.sysconf", pages.get)
     assert beside * cache_bytes(beside) <= 4 * 2**30
     assert cache_bytes(beside) >= 4 * 2**30 // beside - 1
+
+
+@pytest.mark.parametrize("slab", [1, 24, 30, 10**6])
+def test_a_batch_is_gathered_in_its_order_wherever_its_pictures_lie(monkeypatch, slab):
+    monkeypatch.setattr("fedsim.data.pictures.SLAB", slab)
+    cache = ImageCache(max_bytes=5 * 12)
+    for row in range(6):
+        cache.put(("train", row), torch.full((3, 2, 2), row, dtype=torch.uint8))
+    assert cache.gather([("train", 1), ("train", 5)]) is None
+    assert cache.gather([("test", 1)]) is None
+    for rows in ([4, 0, 2, 2], [3], [1, 0]):
+        batch = cache.gather([("train", row) for row in rows])
+        assert batch[:, 0, 0, 0].tolist() == rows
+        batch.zero_()
+    assert [int(cache.get(("train", row)).max()) for row in range(5)] == list(range(5))
 
 
 def test_a_picture_beyond_the_budget_is_not_kept():
