@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fedsim.effects import AddsRegression, MasksPositions
+from fedsim.effects import AddsRegression, Clips, MasksPositions
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import State
@@ -129,7 +129,12 @@ def _moved(observation: Observation, name: str) -> Bool[Tensor, "..."]:
     if not share:
         return change != 0
     eps = max(float(torch.finfo(one.dtype).eps) for one in (shared, start))
-    off = (change.double() - share * start.double()).abs()
+    decayed = share * start.double()
+    if any(isinstance(effect, Clips) and effect.per == "update" for effect in observation.effects):
+        # Row by row as much of it as the clip may have left.
+        left = (change.double() * decayed).sum(dim=-1, keepdim=True) / decayed.square().sum(dim=-1, keepdim=True)
+        decayed = left.nan_to_num().clamp(0.0, 1.0) * decayed
+    off = (change.double() - decayed).abs()
     return off > ROUNDINGS * observation.protocol.steps * eps * start.double().abs()
 
 

@@ -146,7 +146,10 @@ class RecoverLabels(Attack):
         values = {"mean_sum": float(sums.mean()), "spread": float(sums.std(correction=0))}
         if self.rule == "zlg":
             smoothing, mean_sum = observation.protocol.label_smoothing, values["mean_sum"]
-            counts = counting.zero_shot_counts(gradient, probs.mean(dim=0), mean_sum, total, smoothing)
+            try:
+                counts = counting.zero_shot_counts(gradient, probs.mean(dim=0), mean_sum, total, smoothing)
+            except ValueError as error:
+                raise NotApplicable(str(error)) from error
             return _uncertified(
                 basic.labels_of(counts, total),
                 f"features' mean sum comes from random pictures, the softmax from {seen}",

@@ -122,7 +122,14 @@ class GradientMatching(Attack):
                 chosen = [problems[index] for index in batch]
                 name = f"{number}-{part}" if len(batch) == 1 else f"{number}-{part}-of-{len(batch)}"
                 session = self.session.part(name) if len(observations) > 1 else self.session
-                results = self.search.run(self._task(chosen, device, session), [rngs[ready[index]] for index in batch])
+                try:
+                    task, own = self._task(chosen, device, session), [rngs[ready[index]] for index in batch]
+                    results = self.search.run(task, own)
+                except NotApplicable as refusal:
+                    if len(batch) > 1:  # of whom it is only one by one can tell
+                        raise
+                    outcomes[ready[batch[0]]] = NotApplicable(str(refusal))
+                    continue
                 for index, result in zip(batch, results, strict=True):
                     outcomes[ready[index]] = self._reconstruction(problems[index], result)
         return [outcome for outcome in outcomes if outcome is not None]

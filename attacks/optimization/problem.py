@@ -13,6 +13,7 @@ from attacks.label.head.gradient import NO_HEAD, NoHead
 from attacks.noise import std_before_clip
 from attacks.optimization.matching.adam import ADAM, read_adam
 from attacks.optimization.matching.local_steps import (
+    ClippedExamples,
     ClippedGradient,
     GradientMap,
     SurrogateWeights,
@@ -177,11 +178,11 @@ def _tightest(observation: Observation, choice: str) -> tuple[float, Clips] | No
     return min(norms, key=lambda found: found[0])
 
 
-def _example_norm(observation: Observation) -> float | None:
-    """The norm that a defense scales each step's gradient of its one image down to; None where it does not."""
-    clips = [one.max_norm for one in observation.effects if isinstance(one, Clips) and one.per == "example"]
-    alone = observation.protocol.batch_size == 1 and observation.summed == 1
-    return min(clips, default=None) if alone else None
+def _of_examples(observation: Observation) -> Clips | None:
+    """How a defense clips the gradients of a step's single images; None where it does not."""
+    clips = [one for one in observation.effects if isinstance(one, Clips) and one.per.startswith("example")]
+    clips = [one for one in clips if math.isfinite(one.max_norm)]
+    return min(clips, key=lambda one: one.max_norm, default=None) if observation.summed == 1 else None
 
 
 def pruned_before_clip(observation: Observation) -> bool:
@@ -205,12 +206,14 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
     """
     if choice == "unroll":
         whole = _clip_norm(observation, choice) if _clips_unshared(observation, choice) else None
-        return UnrolledSteps(victim, observation.protocol, whole if sized else None, _example_norm(observation))
+        return UnrolledSteps(victim, observation.protocol, whole if sized else None, _of_examples(observation))
     if choice == "surrogate":
         start = observation.global_state
         change = weight_change(observation)
         end = {name: (start[name].double() + change[name]).to(param) for name, param in victim.params.items()}
         return SurrogateWeights(victim, end, observation.protocol)
+    if (clip := _of_examples(observation)) is not None and not clips_whole(clip, observation):
+        return ClippedExamples(victim, clip)
     limit = gradient_norm(observation, choice)
     if not sized or limit is None:
         return GradientMap(victim)

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+import fedsim
 from attacks.analytic import PatchGradient
 from attacks.analytic.patch_gradient import known_embedding
 from attacks.positions import masked_rows, without_regression
 from clients.app import ClientRuntime
 from defenses.compose import build_chain
 from defenses.mjp import LOCALISER
+from fedsim.models import ModelSpec
 from fedsim.observation import Observation
 from fedsim.settings.composition import build_data
 from tests.support.federation import settings
@@ -86,3 +88,17 @@ def test_a_masked_class_token_is_known_as_the_model_read_it() -> None:
     seen, _ = observed(*MASKED)
     state = seen.global_state
     assert torch.equal(known_embedding(seen)[0], state["unknown_embed"].double().reshape(-1))
+
+
+def test_a_mask_shows_where_what_decay_left_of_its_rows_was_clipped():
+    vit = ModelSpec("vit_nano_patch2_8", 10).build(0)
+    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    decayed = {"_target_": "torch.optim.SGD", "lr": 0.1, "weight_decay": 0.01}
+    step = {"share": "delta", "local_steps": 1, "optimizer": decayed}
+    masks = [
+        masked_rows(fedsim.observe(vit, image, [3], defense=["mjp", *clip], **step))
+        for clip in ([], [{"gradient_clip": {"max_norm": 1e-2}}])
+    ]
+    assert masks[0] is not None
+    assert masks[0].any()
+    assert torch.equal(*masks)

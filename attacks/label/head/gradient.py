@@ -78,7 +78,7 @@ def rounding(observation: Observation) -> float:
         return max(eps, computed)
     weight = observation.global_state[name].double()
     change = observation.gradient[name].norm() * observation.protocol.gradient_scale()
-    return max(computed, eps * max(1.0, float(weight.norm() / change.clamp(min=1e-300))))
+    return max(computed, min(1.0, eps * max(1.0, float(weight.norm() / change.clamp(min=1e-300)))))
 
 
 def bias_rounding(observation: Observation) -> float:

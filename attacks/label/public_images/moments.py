@@ -119,7 +119,7 @@ def telling_directions(
     within = total.T @ (overall * total) - between.T @ between / classes
     within = within + 0.05 * within.diagonal().mean() * torch.eye(width).to(within)
     values, vectors = torch.linalg.eigh(within)
-    values = values.clamp(min=1e-12 * float(values.max()))
+    values = values.clamp(min=max(1e-12 * float(values.max()), 1e-300))
     read = (head_weight - head_weight.mean(dim=0)) @ (vectors * values.sqrt()) @ vectors.T
     apart = between @ (vectors / values.sqrt()) @ vectors.T
     _, sizes, whitened = torch.linalg.svd(torch.cat([read, apart]), full_matrices=False)

@@ -1,13 +1,16 @@
 """From pictures to what a client shares, through one gradient or several local steps."""
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.func import vmap
 
 from attacks.optimization.matching.objectives import TINY
 from attacks.victim import Victim
+from fedsim.effects import Clips
 from fedsim.errors import NotApplicable
 from fedsim.observation import Observation
 from fedsim.update import LocalProtocol, State
@@ -62,6 +65,19 @@ class ClippedGradient(UpdateMap):
         return {name: found[name] for name in params}
 
 
+class ClippedExamples(UpdateMap):
+    """The mean of single images' gradients at the weights that the server sent, as a defense clips each of them."""
+
+    def __init__(self, victim: Victim, clip: Clips) -> None:
+        super().__init__(victim)
+        self.clip = clip
+
+    def __call__(self, variables: Variables) -> State:
+        whole = {**self.victim.params, **self.victim.unshared}
+        found = clipped_examples(self.victim, whole, variables["images"], variables["labels"], self.clip)
+        return {name: found[name] for name in self.victim.params}
+
+
 class UnrolledSteps(UpdateMap):
     """(θ_0 - θ_k)/s after the client's k steps, simulated; s makes it a gradient's size.
 
@@ -72,14 +88,14 @@ class UnrolledSteps(UpdateMap):
 
     Args:
         limit: the norm, in these units, that a defense scaled the whole change down to before tensors were withheld.
-        example: the norm that it scales the gradient of each step, of one image, down to.
+        example: how it clips the gradients of each step's single images.
 
     Raises:
         NotApplicable: an optimiser that is not simulated.
     """
 
     def __init__(
-        self, victim: Victim, protocol: LocalProtocol, limit: float | None = None, example: float | None = None
+        self, victim: Victim, protocol: LocalProtocol, limit: float | None = None, example: Clips | None = None
     ) -> None:
         super().__init__(victim)
         if protocol.optimizer not in UNROLLED:
@@ -169,16 +185,18 @@ def step_gradient(
     images: Tensor,
     labels: Tensor,
     protocol: LocalProtocol,
-    example: float | None = None,
+    example: Clips | None = None,
 ) -> State:
     """What a local step at `params` goes by: ∂L/∂θ, clipped, and FedProx's pull, clipped, and weight decay.
 
     Decay is coupled as SGD and Adam have it. What is trained and not shared counts in the norm, as it was at the start.
     """
     limit, mu = protocol.max_grad_norm, protocol.proximal_mu
-    gradient = victim.gradient(params if limit is None else {**victim.unshared, **params}, images, labels)
-    if example is not None:  # by the defense, before the client adds anything
-        gradient = clipped(gradient, example, added=0.0)
+    whole = params if limit is None else {**victim.unshared, **params}
+    if example is None:
+        gradient = victim.gradient(whole, images, labels)
+    else:  # by the defense, before the client adds anything
+        gradient = clipped_examples(victim, whole, images, labels, example)
     if mu:
         start = {**victim.params, **victim.unshared}
         gradient = {n: g + mu * (params[n] - start[n]) if n in params else g for n, g in gradient.items()}
@@ -198,6 +216,23 @@ def clipped(gradient: State, max_norm: float, added: float = ADDED) -> State:
     size = torch.stack([tensor.square().sum() for tensor in gradient.values()]).sum()
     factor = (max_norm / ((size + TINY).sqrt() + added)).clamp(max=1.0)
     return {name: factor * tensor for name, tensor in gradient.items()}
+
+
+def clipped_examples(victim: Victim, params: State, images: Tensor, labels: Tensor, clip: Clips) -> State:
+    """The mean of single images' gradients, each scaled down by itself, or each of its L tensors to a norm of C/√L.
+
+    DP-SGD without its noise (Abadi et al. 2016).
+    """
+    if len(images) == 1 and clip.per == "example":
+        return clipped(victim.gradient(params, images, labels), clip.max_norm, added=0.0)
+    each = vmap(lambda image, label: victim.gradient(params, image[None], label[None]))(images, labels)
+    squares = {name: gradients.flatten(1).square().sum(dim=1) for name, gradients in each.items()}
+    bound = clip.max_norm / math.sqrt(len(each))
+    if clip.per == "example":
+        whole = torch.stack(list(squares.values())).sum(dim=0)
+        bound, squares = clip.max_norm, dict.fromkeys(each, whole)
+    factors = {name: (bound / (square + TINY).sqrt()).clamp(max=1.0) for name, square in squares.items()}
+    return {name: torch.einsum("b,b...->...", factors[name], one) / len(images) for name, one in each.items()}
 
 
 def update_scale(protocol: LocalProtocol) -> float:

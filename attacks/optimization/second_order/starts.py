@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import combinations, permutations
 from logging import getLogger
@@ -55,6 +55,7 @@ class Starts:
     warm_start: WarmStart
     most_public: int
     hidden: bool = False
+    _closed: dict[type[Attack], Reconstruction | None] = field(default_factory=dict, init=False, repr=False)
 
     def of(self, kinds: Sequence[str]) -> Iterator[tuple[str, Callable[[], Float[Tensor, " n"] | None]]]:
         """In their order, each with what computes it; that gives None for a closed form that does not apply.
@@ -225,6 +226,11 @@ class Starts:
 
     def _result_of(self, attack: Attack) -> Reconstruction | None:
         """None where the attack does not apply, or gives no image that is finite."""
+        if type(attack) not in self._closed:
+            self._closed[type(attack)] = self._run(attack)
+        return self._closed[type(attack)]
+
+    def _run(self, attack: Attack) -> Reconstruction | None:
         observation = self.problem.observation
         try:
             attack.check(observation)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedsim
 from attacks.label import RecoverLabels
@@ -318,3 +318,18 @@ def test_rounds_whose_certificates_contradict_each_other_are_of_other_images(too
     assert RecoverLabels()(fedsim.History(rounds[:2]), rng, cpu).certificate.status == "certified"
     with pytest.raises(NotApplicable, match="rounds certify different labels"):
         RecoverLabels()(fedsim.History(rounds), rng, cpu)
+
+
+@pytest.mark.parametrize("rule", ["labels", "labels_certified", "labels_zlg", "labels_class_moments"])
+def test_features_that_are_all_zero_fail_nothing(rule):
+    """The head's weights do not move, and what they are rounded to is no number: the bias may tell the labels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 12), nn.ReLU(), nn.Linear(12, 5))
+    with torch.no_grad():
+        model[1].bias.fill_(-100.0)
+    images, labels = torch.rand(10, 3, 4, 4), torch.arange(10) % 5
+    seen = fedsim.observe(model, images[:2], [1, 3], share="delta", local_steps=1, lr=0.1)
+    result = fedsim.attack(rule, seen.with_public_images(images, labels))
+    assert result.status in ("done", "refused"), result.reason
+    if rule in ("labels", "labels_certified"):
+        assert sorted(result.labels.tolist()) == [1, 3]

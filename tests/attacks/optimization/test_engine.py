@@ -7,10 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fedsim
 from attacks.optimization import (
     Cosine,
+    GaussNewton,
     GradientMatching,
     GroupConsistency,
+    LevenbergMarquardt,
     OptimiserSettings,
     Pixels,
     PositionAlignment,
@@ -23,8 +26,10 @@ from attacks.optimization.parametrisation import PatchRowSpace
 from attacks.optimization.priors import BatchNormStatistics, FeatureTarget, ImageNorm, TotalVariation
 from attacks.optimization.problem import random_target, shared_update
 from attacks.optimization.search.search import SearchState
+from attacks.optimization.second_order.victim import VictimSearch
 from attacks.session import Session
 from fedsim.errors import ConfigError, NotApplicable
+from fedsim.models import ModelSpec
 from fedsim.update import Update
 
 
@@ -471,3 +476,18 @@ def test_a_term_without_weight_is_left_out_whatever_it_would_need(small):
     observation, _ = small()
     silent = aligned(priors={"batch_norm": BatchNormStatistics(0.0)})
     assert attack(silent, observation).images.equal(attack(aligned(), observation).images)
+
+
+def test_one_that_is_refused_in_its_search_costs_the_others_nothing(cpu, monkeypatch):
+    """All of them were searched for again."""
+    model = ModelSpec("vit_nano_patch2_8", 10).build(0)
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    seen = [fedsim.observe(model, image[None], [3]) for image in images]
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in seen[0].update.tensors.items()}
+    seen.append(replace(seen[0], update=replace(seen[0].update, tensors=nothing)))
+    searched, descend = [], VictimSearch.descend
+    monkeypatch.setattr(VictimSearch, "descend", lambda self: (searched.append(self), descend(self)))
+    search = GaussNewton(LevenbergMarquardt(steps=1, restarts=1, starts=["mean"]), labels=[3])
+    found = search.run_many(seen, [torch.Generator().manual_seed(n) for n in range(3)], cpu)
+    assert [isinstance(one, NotApplicable) for one in found] == [False, False, True]
+    assert len(searched) == 2

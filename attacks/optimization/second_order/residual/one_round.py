@@ -1,5 +1,6 @@
 """One round's numbers: which count, by what weight, and how far each may be off."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,12 +77,14 @@ def one_round(
     error = _flat(rounding) if adaptive else _flat(rounding) * ROUNDINGS
     error = error if noise is None else torch.hypot(_flat(noise), _flat(rounding))
     error = torch.hypot(error, _flat(autocast_of(observation, target)))
-    weights = _flat(_norm_weights(target, observation.roles.pos_embed))
+    eps = max(float(torch.finfo(observation.global_state[name].dtype).eps) for name in target)
+    weights = _flat(_norm_weights(target, observation.roles.pos_embed, eps))
     if repeats_adam(observation, local):
         about = list(target), labels, local, kept, behind
-        error = torch.hypot(error, arithmetic(problem, prior, device, *about))
+        own = arithmetic(problem, prior, device, *about)
+        error = torch.hypot(error, own)
         sizes = _flat({name: tensor.square().mean().sqrt().expand_as(tensor) for name, tensor in target.items()})
-        weights = torch.where(error > DROWNED * sizes, 0.0, weights)  # their errors would be the floor's
+        weights = torch.where(own > DROWNED * sizes, 0.0, weights)  # their errors would be the floor's
     if kept is not None and not adaptive:
         mask = _flat(kept).double()
         weights, error, numbers = weights * mask, torch.where(mask > 0, error, TINY), int(mask.sum())
@@ -108,15 +111,22 @@ def _kept(problem: Problem, target: State, dtype: torch.dtype) -> State | None:
     return {n: torch.full_like(t, float(n not in silent), dtype=dtype) for n, t in target.items()}
 
 
-def _norm_weights(target: State, position: str | None) -> State:
-    """1/‖f*_t‖ for each tensor; for each row of the position embedding, whose class token would drown the others."""
-    whole = float(torch.stack([tensor.norm() for tensor in target.values()]).norm())
-    found = {n: torch.full_like(t, 1.0 / max(float(t.norm()), MIN_SHARE * whole, 1e-300)) for n, t in target.items()}
+def _norm_weights(target: State, position: str | None, eps: float) -> State:
+    """1/‖f*_t‖ for each tensor; for each row of the position embedding, whose class token would drown the others.
+
+    None for a tensor that is no more than a rounding of the whole, as the bias in front of a BatchNorm.
+    """
+    norms = {name: float(tensor.norm()) for name, tensor in target.items()}
+    whole = math.hypot(*norms.values())
+    found = {
+        n: torch.full_like(t, 0.0 if 0.0 < norms[n] <= eps * whole else 1.0 / max(norms[n], MIN_SHARE * whole, 1e-300))
+        for n, t in target.items()
+    }
     if position in target:
         rows = target[position].flatten(0, -2)
-        norms = row_norms(rows)
-        norms = norms.clamp(min=1e-300) if norms.any() else torch.ones_like(norms)
-        weights = ROW_WEIGHT / (norms * len(rows) ** 0.5)
+        each = row_norms(rows)
+        each = each.clamp(min=1e-300) if each.any() else torch.ones_like(each)
+        weights = ROW_WEIGHT / (each * len(rows) ** 0.5)
         found[position] = weights.expand_as(rows).reshape_as(target[position])
     return found
 

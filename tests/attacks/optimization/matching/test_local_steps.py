@@ -9,13 +9,16 @@ from torch import nn
 
 import fedsim
 from attacks.optimization.matching.local_steps import (
+    GradientMap,
     SurrogateWeights,
     UnrolledSteps,
+    clipped,
     update_scale,
 )
 from attacks.optimization.problem import clip_norm, local_updates, make_update_map, shared_update
 from attacks.victim import make_victim
 from fedsim.determinism import seeded_globals
+from fedsim.effects import Clips
 from fedsim.errors import NotApplicable
 from fedsim.models import Architecture, ModelSpec
 
@@ -212,6 +215,23 @@ def test_an_examples_clip_is_that_of_its_one_step_whatever_is_shared(share, cpu)
         torch.testing.assert_close(found[name] * 0.03 / whole, tensor, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("step", [{}, {"share": "delta", "local_steps": 1}, {"share": "delta", "local_steps": 3}])
+@pytest.mark.parametrize("count", [1, 3])
+def test_single_images_are_clipped_as_dp_sgd_clips_them(cpu, count, step, per_layer):
+    model = ModelSpec("vit_nano_patch2_8", 10, dtype="float64").build(0)
+    images, labels = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(1)), [3, 1, 4][:count]
+    private = [{"dp_sgd": {"max_grad_norm": 0.3, "noise_multiplier": 0.0, "per_layer": per_layer}}]
+    seen = fedsim.observe(model, images.double(), labels, defense=private, lr=0.1, **step)
+    choice = local_updates("auto", seen)
+    update = make_update_map(choice, make_victim(seen, seen.update.tensors, cpu, fused_attention=False), seen)
+    found = update({"images": seen.normalised(images.double()), "labels": torch.tensor(labels)})
+    if isinstance(update, GradientMap):  # the objective clips it
+        found = clipped(found, 0.3, added=0.0)
+    for name, tensor in shared_update(seen, choice, cpu).items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
+
+
 def test_an_examples_clip_is_there_behind_a_step_of_adam_too(cpu):
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5))
     adam = {"_target_": "torch.optim.Adam", "lr": 1e-3, "eps": 1e-3}
@@ -228,7 +248,7 @@ def test_fedproxs_pull_is_added_to_what_a_defense_clipped(small, victim_of):
     victim, _ = victim_of(observation)
     protocol = replace(observation.protocol, steps=3, lrs=(0.1,) * 3, optimizer="sgd", proximal_mu=0.5)
     seen, labels = observation.normalised(pictures.double()), torch.tensor([3])
-    found = UnrolledSteps(victim, protocol, example=0.03)({"images": seen, "labels": labels})
+    found = UnrolledSteps(victim, protocol, example=Clips(0.03, "example"))({"images": seen, "labels": labels})
     model, start = observation.build_model(), observation.global_state
     for _ in range(3):
         model.zero_grad()
