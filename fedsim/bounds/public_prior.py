@@ -13,8 +13,8 @@ MOST_IMAGES = 512
 """Of which the moments are taken."""
 COUNTS_AS = 8.0
 """As many images as the common gray, and the mean over like frequencies, count for beside what was seen."""
-SAME = 1e-5
-"""Of a pixel in [0, 1]: what rounding may leave between an image and itself."""
+SAME = 0.5 / 255 + 1e-5
+"""Of a pixel in [0, 1]: what rounding, to 8 bits too, may leave between an image and itself."""
 LEAST_STD = 1e-3
 """Of a coefficient: what never varied in public may vary."""
 
@@ -69,7 +69,7 @@ class PublicPrior:
         changed = seen - seen_mean
         share = (changed * centred).sum() / changed.square().sum().clamp(min=1e-30)
         mirrors = _mirrors(images.clamp(0.0, 1.0), seen)
-        return replace(prior, seen_mean=seen_mean, own_share=share.clamp(0.0, 1.0), mirrors=mirrors)
+        return replace(prior, seen_mean=seen_mean, own_share=share, mirrors=mirrors)
 
     @classmethod
     def of_class(cls, images: Float[Tensor, "batch c h w"], labels: Int[Tensor, " batch"], label: int) -> "PublicPrior":

@@ -15,6 +15,9 @@ C1, C2 = 0.01**2, 0.03**2
 PSNR_CAP = 300.0
 """dB that an exact picture gets instead of infinity; a float64 reconstruction seldom exceeds it."""
 
+ROUNDING = 1e-12
+"""Of a sum of squares of complex numbers, as which it counts as none: they may cancel."""
+
 SSIM_SIGMA = 1.5
 """Width of the Gaussian window in pixels (Wang et al. 2004); 3.5 σ on each side makes it 11×11."""
 
@@ -104,16 +107,16 @@ def fft2d_mjp(
 ) -> Float[Tensor, " batch"]:
     """|1 - ΣUV / √(ΣU²·ΣV²)| of the flattened complex 2D spectra U, V, *without* conjugation.
 
-    The number that the MJP paper (Ren et al. 2023, Table 5) prints as FFT. 0 for equal pictures. A black
-    picture has no direction: 0 if both are black, else 1.
+    The number that the MJP paper (Ren et al. 2023, Table 5) prints as FFT. 0 for equal pictures. One with ΣU² = 0, as
+    a black one, has no direction: 0 if both are the same, else 1.
     """
     U, V = _spectrum(images), _spectrum(originals)
     product = (U * V).sum(dim=1)
-    scale = ((U * U).sum(dim=1) * (V * V).sum(dim=1)).sqrt()
-    defined = scale.abs() > 0
+    scale = (U * U).sum(dim=1).sqrt() * (V * V).sum(dim=1).sqrt()
+    energy = (U.abs().square().sum(dim=1) * V.abs().square().sum(dim=1)).sqrt()
+    defined = scale.abs() > ROUNDING * energy
     cosine = product / torch.where(defined, scale, torch.ones_like(scale))
-    both_black = (U.abs().amax(dim=1) == 0) & (V.abs().amax(dim=1) == 0)
-    return torch.where(defined, (1 - cosine).abs(), (~both_black).double())
+    return torch.where(defined, (1 - cosine).abs(), (U != V).any(dim=1).double())
 
 
 def _spectrum(images: Float[Tensor, "batch channels height width"]) -> Complex[Tensor, "batch frequencies"]:

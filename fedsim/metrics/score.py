@@ -58,7 +58,8 @@ def score(
         for row, unchanged in zip(scores, same.flatten().tolist(), strict=True):
             row["changed"] = not unchanged
         several = len(distinct) < len(sources)
-        if several or not torch.equal(shown, private_images):
+        changes = own is not None and truth.private is not None  # who guessed did not know that nothing was changed
+        if several or changes or not torch.equal(shown, private_images):
             guessed = rebuilt if own is None else _as_image(own.detach().double().to(originals.device), eight_bit)
             # As many as images are still fewer than their forms, of which one image would take several.
             fewer = int(rebuilt.isfinite().flatten(1).all(dim=1).sum()) < len(distinct) + several

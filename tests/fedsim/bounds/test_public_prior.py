@@ -179,3 +179,19 @@ def test_of_eight_digits_of_a_class_it_is_not_far_too_sure():
         gray = prior.whitened(images[own[8:]]).square().mean(0)
         apart.append(float(gray.flatten(1).mean(1).max()))  # along the axis of gray: the others hardly vary
     assert sum(apart) / 10 < 2.2
+
+
+@pytest.mark.parametrize(("slope", "offset"), [(-1.0, 1.0), (0.5, 0.0), (0.5, 0.5)])
+def test_what_was_inverted_or_darkened_is_undone(images, slope, offset):
+    images = images.clamp(0.0, 1.0)
+    seen = slope * images + offset
+    assert torch.allclose(PublicPrior.of(images, seen).own_images(seen), images, atol=1e-9)
+
+
+def test_a_mirror_image_of_eight_bits_is_one(rng):
+    images = torch.rand(16, 3, 8, 8, generator=rng)
+    seen = images.clone()
+    seen[::2] = seen[::2].flip(-1)
+    prior = PublicPrior.of(images, (seen * 255).round() / 255)
+    assert prior.mirrors is not None
+    assert prior.mirrors[:, 2].tolist() == [0.5, 0.5]

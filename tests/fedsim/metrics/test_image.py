@@ -120,6 +120,14 @@ def test_the_spectrum_distance_ignores_a_shift_and_the_complex_cosine_does_not(r
     assert fft2d_mjp(shifted, originals).min().item() > 1e-6
 
 
+@pytest.mark.parametrize("corner", range(8))
+def test_equal_pictures_whose_squares_cancel_are_equal(corner):
+    """ΣU² of what lies off the centre of a black picture is rounding alone."""
+    picture = torch.zeros(1, 3, 8, 8)
+    picture[..., corner : corner + 3, 1:4] = 0.7
+    assert fft2d_mjp(picture, picture).item() == 0.0
+
+
 @pytest.mark.parametrize("measure", [fft2d, fft2d_mjp])
 def test_spectrum_distances_are_defined_for_black_pictures(measure: Measure, rng: torch.Generator) -> None:
     black, picture = torch.zeros(1, 1, 4, 4), torch.rand(1, 1, 4, 4, generator=rng)

@@ -41,6 +41,14 @@ def test_a_client_s_own_images_are_held_against_what_is_taken_for_them(truth: Gr
     assert score(truth, truth.images, None, own=own)[0].private_psnr == PSNR_CAP, "nothing was changed"
 
 
+def test_who_guessed_did_not_know_that_nothing_was_changed(truth: GroundTruth) -> None:
+    """Of a flip that did not happen the ground truth would choose the better of two guesses."""
+    unchanged = GroundTruth(truth.images, truth.labels, truth.ids, truth.images)
+    scores = score(unchanged, truth.images, None, own=truth.images.flip(-1))
+    assert [row.psnr for row in scores] == [PSNR_CAP] * 3
+    assert all(row.private_psnr is not None and row.private_psnr < 30 for row in scores)
+
+
 def test_what_the_model_saw_changed_is_on_record_whatever_the_scores(truth: GroundTruth) -> None:
     """The first image is seen mirrored, and un-mirrored rightly: no score tells."""
     seen = truth.images.clone()
