@@ -6,7 +6,7 @@ from logging import getLogger
 
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import Bulyan, FedAvgM, MultiKrum, QFedAvg, Strategy
+from flwr.serverapp.strategy import Bulyan, FedAvgM, FedTrimmedAvg, MultiKrum, QFedAvg, Strategy
 from flwr.serverapp.strategy.fedopt import FedOpt
 
 from fedsim.wire.contents import array_records, config_records, metric_records
@@ -58,7 +58,8 @@ def aggregate(
     lone, speaking = _lone(replies, sums)
     if lone:
         names = ", ".join(map(str, sorted(lone)))
-        logger.warning("round %d: %s aborts, no other shares with client %s", server_round, (sums or Sums()).by, names)
+        by = (sums or Sums()).by
+        logger.warning("round %d: %s aborts, no other shares the same as client %s", server_round, by, names)
         if any(carries_sum(reply) for reply in replies):
             lone = speaking
         replies = _without(replies, lone)
@@ -137,10 +138,13 @@ def _of_whole(
 ) -> Aggregated:
     if not whole_weights:
         return strategy.aggregate_train(server_round, replies)
+    parts = list(strategy_layers(strategy))
+    if few := next(filter(None, (_too_few(part, replies) for part in parts)), ""):
+        logger.warning("round %d is left out: %s", server_round, few)
+        return None, None
     shared = {name for reply in replies if not reply.has_error() for name in array_records(reply.content)[ARRAYS]}
     whole = [reply if reply.has_error() else complete(reply, start) for reply in replies]
     statistics: dict[str, Array] = {}
-    parts = list(strategy_layers(strategy))
     if isinstance(strategy, STEPPING) or len(parts) > 1:
         answered = [reply for reply in whole if not reply.has_error()]
         names = {name for reply in answered for name in buffer_names(reply.content)}
@@ -157,6 +161,16 @@ def _of_whole(
     if compares:
         arrays = ArrayRecord({n: to_array(from_array(start[n]) + from_array(array)) for n, array in arrays.items()})
     return restore({**arrays, **statistics}, start, shared), metrics
+
+
+def _too_few(strategy: object, replies: Sequence[Message]) -> str:
+    """Why a robust rule cannot be robust over those that answered; Flower's would go on with a mean of all."""
+    answered = sum(not reply.has_error() for reply in replies)
+    if isinstance(strategy, FedTrimmedAvg) and strategy.beta > 0 and int(strategy.beta * answered) < 1:
+        return f"of {answered} replies beta={strategy.beta:g} trims none"
+    if isinstance(strategy, MultiKrum) and answered < 2 * strategy.num_malicious_nodes + 3:
+        return f"{answered} replies are less than 2f + 3 for num_malicious_nodes={strategy.num_malicious_nodes}"
+    return ""
 
 
 def _mean(replies: Sequence[Message], name: str) -> Array:
@@ -188,12 +202,25 @@ def _changes(reply: Message, start: ArrayRecord) -> Message:
 
 
 def _lone(replies: Sequence[Message], sums: Sums | None) -> tuple[set[int], set[int]]:
-    """The clients that have nobody to be summed with, and all that share something."""
+    """The clients that have nobody to be summed with, and all that share something.
+
+    What clients of one sum share must have the same names: of a tensor that one of them shares alone the step would be
+    its own.
+    """
     if sums is None:
         return set(), set()
     answered = [reply for reply in replies if not reply.has_error()]
     speaking = {_client(reply) for reply in answered if not shares_nothing(reply)}
-    return lone_clients(map(_client, answered), speaking, sums.clients), speaking
+    if len({frozenset(array_records(reply.content)[SUM]) for reply in answered if carries_sum(reply)}) > 1:
+        return speaking, speaking
+    clients = [_client(reply) for reply in answered]
+    lone = lone_clients(clients, speaking, sums.clients)
+    shared = {_client(one): frozenset(array_records(one.content).get(ARRAYS, ())) for one in answered}
+    for group in in_groups(clients, sums.clients):
+        together = speaking.intersection(group)
+        if len({shared[client] for client in together if shared[client]}) > 1:
+            lone |= together
+    return lone, speaking
 
 
 def _without(replies: Sequence[Message], lone: set[int]) -> list[Message]:

@@ -9,12 +9,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from flwr.common.constant import ErrorCode
 
 from fedsim.bounds.privacy import is_budget
+from fedsim.simulation.delivery import told_by
 from fedsim.wire.contents import metric_records
 from fedsim.wire.records import METRICS, UPDATE, Contribution
 from fedsim.wire.reply.checks import ReplyRules, check_evaluate_reply, is_measurement, read_train_reply
 from fedsim.wire.reply.values import MALFORMED, MalformedReply, shown
 from fedsim.wire.reply.votes import Names, unlike, usual_names
-from server.sums.on_workers import with_content
 
 logger = getLogger(__name__)
 
@@ -81,11 +81,12 @@ class Screening:
         ]
 
     def _read(self, message: Message, read: Callable[..., Contribution | None]) -> Reply:
+        told = told_by(message)
         message = _with_plain_error(message)
         if message.has_error():
             if message.error.code == ErrorCode.UNKNOWN:
                 self._log(message, message.error.reason)
-            return Reply(message)
+            return Reply(message, refused=None if told is None else self._told(message, told))
         try:
             return Reply(message, read(message.content, client=self._client_of(message.metadata.src_node_id)))
         except MalformedReply as fault:
@@ -111,15 +112,18 @@ class Screening:
     def _rejected(self, message: Message, fault: str) -> Reply:
         reason = f"{MALFORMED}: {fault}"
         self._log(message, reason)
-        return Reply(_failed(message, reason, ErrorCode.UNKNOWN), refused=self._told(message))
+        return Reply(
+            _failed(message, reason, ErrorCode.UNKNOWN),
+            refused=self._told(message, metric_records(message.content).get(METRICS)),
+        )
 
-    def _told(self, reply: Message) -> Message:
+    def _told(self, reply: Message, metrics: MetricRecord | None) -> Message:
         """Whose it is says the Grid alone: a reply that is refused may claim to come from another."""
-        metrics, kept = metric_records(reply.content).get(METRICS), RecordDict()
+        kept = RecordDict()
         if metrics is not None and (rules := self._rules) is not None:
             kept[METRICS] = MetricRecord({n: value for n, value in metrics.items() if _counts(n, rules)})
         kept[UPDATE] = ConfigRecord({"partition-id": self._client_of(reply.metadata.src_node_id)})
-        return with_content(reply, kept)
+        return Message(kept, metadata=reply.metadata)  # type: ignore[call-overload, no-any-return]
 
     def _log(self, message: Message, reason: str | None) -> None:
         logger.warning("client %s: %s", self._client_of(message.metadata.src_node_id), reason)

@@ -46,9 +46,13 @@ class SecureAggregation(Defense):
         """Refuses strategies that need single updates, and a second secure aggregation."""
         from hydra.utils import get_class
 
+        from fedsim.wire.records import NUM_EXAMPLES
+
         if sum(isinstance(other, SecureAggregation) for other in plan.defenses.values()) > 1:
             raise ConfigError("defense", f"[{', '.join(plan.defenses)}]", "one secure aggregation")
         for key, layer in layers(plan.strategy):
+            if (by := layer.get("weighted_by_key", NUM_EXAMPLES)) != NUM_EXAMPLES:
+                raise ConfigError(f"{key}.weighted_by_key", by, f"{NUM_EXAMPLES}: by them secure_aggregation sums")
             target = layer.get("_target_")
             for cls in get_class(target).__mro__ if target else ():
                 if cls.__name__ in SINGLE or cls.__name__.startswith(SERVER_SIDE):

@@ -129,6 +129,7 @@ def _write_results(
         computed += len({one.result.client for one in results if not one.uncomputed})
         for one in results:
             writer.write(replace(one.result, attempts=attempts), one.truth)
+        writer.flush()
         tell_failures(results, log, told)
         if malformed := next((one for one in results if one.malformed), None):
             raise RunError(blamed(malformed, setup))

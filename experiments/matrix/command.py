@@ -218,7 +218,7 @@ def _run_on(unit: MatrixRun, worker: Any) -> Any:
 def _limit(progress: MatrixProgress, unit: MatrixRun) -> float:
     """Seconds that it may take: as long as all rounds, or all of its attacks, may take together; a row has its own."""
     rounds: int = unit.config.get("num_rounds", progress.config.num_rounds)
-    limit = progress.config.round_timeout * rounds
+    limit: float = unit.config.get("round_timeout", progress.config.round_timeout) * rounds
     if unit.kind == TRAINING:
         return limit
     audit = parse(AuditConfig, unit.config)

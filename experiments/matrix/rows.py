@@ -144,7 +144,7 @@ def audit_config(row: Config, attacks: Mapping[str, Config], checkpoint: str | N
     config = {key: row[key] for key in (*SHARED, "audit")}
     config["client"] = {**row["client"], "batch_size": row["audit"]["batch_size"]}
     if checkpoint is not None:
-        config["model"] = {**row["model"], "checkpoint": checkpoint}
+        config["model"] = {**row["model"], "checkpoint": checkpoint, "checkpoint_head": True}
     return {**config, "attack": dict(attacks), "observation": None}
 
 

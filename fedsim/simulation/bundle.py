@@ -172,7 +172,7 @@ def summed(
             check_train_reply(reply.content, start, rules, client)
         added = sums.add(reply.content)
     except MalformedReply as fault:
-        return malformed(message, str(fault))
+        return malformed(message, str(fault), reply.content)
     except (KeyError, TypeError, ValueError) as error:
         return error_reply(message, f"an update that cannot be summed: {type(error).__name__}: {error}")
     if added and message.metadata.dst_node_id not in whole:

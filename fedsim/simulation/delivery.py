@@ -3,15 +3,19 @@
 import traceback
 from logging import getLogger
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
+from fedsim.wire.contents import metric_records
+from fedsim.wire.records import METRICS
 from fedsim.wire.reply.values import MALFORMED
 
 logger = getLogger(__name__)
 
 FIRST_CLIENT_NODE_ID = 2
+TOLD = "fedsim.told"
+"""An attribute of errors that are made here; none that comes over a wire has it."""
 
 
 def node_id_of(partition_id: int) -> int:
@@ -26,9 +30,23 @@ def error_reply(message: Message, reason: str, code: int = ErrorCode.CLIENT_APP_
     return Message(Error(code, reason), reply_to=message)
 
 
-def malformed(message: Message, fault: str) -> Message:
-    """What stands for a reply that no honest client sends."""
-    return error_reply(message, f"{MALFORMED}: {fault}", ErrorCode.UNKNOWN)
+def malformed(message: Message, fault: str, told: RecordDict | None = None) -> Message:
+    """What stands for a reply that no honest client sends.
+
+    Args:
+        told: what the reply held: its metrics are kept, since what a client released has reached the server.
+    """
+    error = error_reply(message, f"{MALFORMED}: {fault}", ErrorCode.UNKNOWN)
+    metrics = None if told is None else metric_records(told).get(METRICS)
+    if metrics is not None:
+        error.__dict__[TOLD] = metrics
+    return error
+
+
+def told_by(error: Message) -> MetricRecord | None:
+    """The metrics of the reply for which an error of `malformed` stands."""
+    found = error.__dict__.get(TOLD)
+    return found if isinstance(found, MetricRecord) else None
 
 
 def deliver(app: ClientApp, message: Message, context: Context) -> Message:

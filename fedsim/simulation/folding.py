@@ -136,7 +136,7 @@ class Fold:
         by_key = self._total.by_key
         self._total.by_key = {key: total for key, total in by_key.items() if names_in(key) == usual}
         return [
-            malformed(message, unlike(what, found, usual)) if found and found != usual else reply
+            malformed(message, unlike(what, found, usual), reply.content) if found and found != usual else reply
             for message, reply, found in zip(messages, replies, names, strict=True)
         ]
 

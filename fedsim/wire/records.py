@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from tokenize import TokenError
 from typing import Any, cast, get_args
 from zipfile import BadZipFile
 
@@ -83,7 +84,7 @@ def from_array(array: Array, copy: bool = True) -> Tensor:
             return torch.from_numpy(flat.copy() if copy else flat)
     try:
         decoded = np.load(io.BytesIO(array.data), allow_pickle=False)
-    except (EOFError, BadZipFile) as error:
+    except (EOFError, BadZipFile, MemoryError, OverflowError, TokenError) as error:
         raise ValueError(f"no plain array: {error}") from error
     if not isinstance(decoded, np.ndarray):
         raise ValueError(f"no plain array: {type(decoded).__name__}")

@@ -118,6 +118,10 @@ class ResultWriter:
             if number >= tracked or row["round"] > server_round:
                 self._track(row["round"], row)
 
+    def flush(self) -> None:
+        """What trackers have so far a call that goes on finds."""
+        self._trackers.flush()
+
     def finish(self) -> None:
         """Leave in scores.csv the latest result of each attack alone: one tried again after a fault counts once."""
         self._write_csv(list(self._folder.rows("attacks")))

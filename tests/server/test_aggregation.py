@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from flwr.app import Message, RecordDict
-from flwr.serverapp.strategy import Bulyan, Krum, MultiKrum
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp.strategy import Bulyan, FedTrimmedAvg, Krum, MultiKrum
 
 from fedsim.update import LocalProtocol, Update
 from fedsim.wire.records import Contribution, from_arrays, to_arrays, to_reply
@@ -42,3 +42,27 @@ def test_whole_numbers_and_masks_beside_them_stay(rule, task):
     assert moved["weight"].eq(0.5).all()
     assert not moved["count"].any()
     assert not moved["mask"].any()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "enough"),
+    [(FedTrimmedAvg(beta=0.2), 5), (Krum(num_malicious_nodes=1), 5), (MultiKrum(num_malicious_nodes=2), 7)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_round_of_fewer_than_a_robust_rule_needs_is_left_out(strategy, enough, task, caplog):
+    """Of four replies 0.2 trims none: one client's 10⁹ would be a quarter of the mean."""
+    start = {"weight": torch.zeros(2)}
+
+    def after(answers):
+        replies = []
+        for client in range(answers):
+            update = Update({"weight": torch.full((2,), 1e9 if client == 0 else 1.0)}, "weights", 1)
+            content = to_reply(Contribution(update, LocalProtocol(1), client, metrics={}))
+            asked = Message(RecordDict(), dst_node_id=client + 1, message_type="train")
+            replies.append(Message(content, reply_to=asked))
+        replies.append(Message(Error(0, "late"), reply_to=Message(RecordDict(), dst_node_id=99, message_type="train")))
+        return aggregate(strategy, 1, to_arrays(start), replies)[0]
+
+    assert float(from_arrays(after(enough))["weight"].max()) == pytest.approx(1.0)
+    assert after(enough - 1) is None
+    assert "round 1 is left out" in caplog.text

@@ -30,7 +30,9 @@ def app_of(kind, sent):
         value = sent[partition]
         if value == "error":
             raise RuntimeError("broken")
-        tensors = {} if value == "silent" else {"weight": torch.full((2,), value)}
+        tensors = {} if value == "silent" else {"weight": torch.full((2,), abs(value))}
+        if value != "silent" and value < 0:
+            tensors["frozen"] = torch.tensor([abs(value)])
         update = Update(tensors, kind, 1 + partition)
         metrics = {"withheld": float(value == "silent")}
         return Message(to_reply(Contribution(update, LocalProtocol(1), partition, metrics=metrics)), reply_to=message)
@@ -103,7 +105,18 @@ def test_each_group_needs_two_that_speak(caplog):
     assert found.weight == Round("gradient", sent[:2]).weight
     assert len(found.given) == 2
     assert found.metrics["withheld"] == pytest.approx(3 / 10)
-    assert "round 1: secure_aggregation aborts, no other shares with client 3" in caplog.text
+    assert "round 1: secure_aggregation aborts, no other shares the same as client 3" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["delta", "weights"])
+@pytest.mark.parametrize("worker_sums", [None, 2, 3])
+def test_a_tensor_that_one_client_shares_alone_is_no_step(kind, worker_sums, caplog):
+    """`frozen` would have moved by the first client's update, with a sum of nobody else in it."""
+    sent = [-2.0, 3.0, 4.0]
+    assert Round(kind, sent, group=worker_sums).weight != STATE["weight"].tolist()
+    assert Round(kind, sent, Sums(), worker_sums).arrays is None
+    assert "no other shares the same as client 0, 1, 2" in caplog.text
+    assert Round(kind, [-2.0, -3.0, -4.0], Sums(), worker_sums).weight is not None
 
 
 def test_what_is_in_one_sum_already_is_left_out_as_a_whole():

@@ -9,6 +9,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
+from clients.app import ClientRuntime
 from defenses import DefenseChain, GradientNoise
 from fedsim.data.tensors import TensorImages
 from fedsim.errors import ConfigError
@@ -183,6 +184,30 @@ def test_what_a_refused_reply_released_counts(federate):
         assert len(record.failures) == 1, "one was refused"
         told.append(record.metrics["dp_sgd_epsilon"])
     assert told == spent[1:]
+
+
+@pytest.mark.parametrize("worker_sums", [None, WorkerSums(size=2)], ids=["whole", "summed"])
+def test_what_a_client_released_counts_wherever_its_reply_is_refused(federate, worker_sums, monkeypatch):
+    """A worker that refused it said nothing of it: every ε was ∞ from then on."""
+    federation = federate("strategy=fedavg", "num_clients=4", "defense=[dp_sgd]", "client.batch_size=4")
+    screening = Screening(federation.setup.rules(simulated=True), partition_of)
+    rounds = federation.rounds(screening=screening, worker_sums=worker_sums)
+    share, spent = ClientRuntime.share, []
+
+    def spoiled(self, result, state, num_examples, client, server_round):
+        sent = share(self, result, state, num_examples, client, server_round)
+        spent.append(self.defenses.measurements()["dp_sgd_epsilon"])
+        if client == 1:
+            next(iter(sent.update.tensors.values())).fill_(math.inf)
+        return sent
+
+    monkeypatch.setattr(ClientRuntime, "share", spoiled)
+    grid = federation.grid()
+    grid.rules = federation.setup.rules(simulated=True)  # as that of a run has
+    rounds.train(1, to_arrays(federation.setup.model.state_dict()), grid)
+    record = rounds.take()
+    assert len(record.failures) == 1
+    assert record.metrics["dp_sgd_epsilon"] == max(spent) < math.inf
 
 
 def test_a_refused_reply_that_says_nothing_may_have_spent_anything():

@@ -72,6 +72,17 @@ def test_what_a_strategy_wraps_must_need_no_single_updates_either():
     SecureAggregation().check(plan({**outer, "strategy": {"_target_": "flwr.serverapp.strategy.FedAvg"}}))
 
 
+def test_a_mean_by_another_weight_than_the_sums_is_refused():
+    """Two different sums of the same updates give each of them."""
+    inner = {"_target_": "flwr.serverapp.strategy.FedAvg", "weighted_by_key": "train_loss"}
+    for key, strategy in (
+        ("strategy", inner),
+        ("strategy.strategy", {"_target_": "flwr.serverapp.strategy.FedAvg", "strategy": inner}),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{key}\.weighted_by_key=train_loss: must be num-examples"):
+            SecureAggregation().check(plan(strategy))
+
+
 def test_one_is_enough():
     one, two = SecureAggregation(), SecureAggregation(3)
     with pytest.raises(ConfigError, match="one secure aggregation"):

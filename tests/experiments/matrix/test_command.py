@@ -294,6 +294,7 @@ def test_a_unit_has_as_long_as_its_own_images_and_rounds_ask_for(tmp_path):
     }
     audit = {**configs[matrix_units.AUDIT]["audit"], "select": list(range(200))}
     assert [limit(matrix_units.TRAINING), limit(matrix_units.TRAINING, num_rounds=5)] == [6.0, 10.0]
+    assert limit(matrix_units.TRAINING, num_rounds=2, round_timeout=20.0) == 40.0
     assert [limit(matrix_units.AUDIT), limit(matrix_units.AUDIT, audit=audit)] == [160.0, 2000.0]
 
 

@@ -87,3 +87,10 @@ def test_a_row_has_its_own_simulation_where_rows_follow_each_other(parallel):
                 read_rows(asked)
         else:
             assert "simulation.worker_sums=0" in read_rows(asked)[0].overrides
+
+
+def test_a_trained_model_is_audited_with_the_classifier_that_it_was_trained_to(rows):
+    own = {**rows["none"], "model": {**rows["none"]["model"], "checkpoint": "backbone", "checkpoint_head": False}}
+    assert audit_config(own, {})["model"]["checkpoint_head"] is False
+    trained = audit_config(own, {}, "trained.safetensors")["model"]
+    assert (trained["checkpoint"], trained["checkpoint_head"]) == ("trained.safetensors", True)

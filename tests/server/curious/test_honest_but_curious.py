@@ -117,6 +117,11 @@ def test_a_node_keeps_its_number_whoever_else_answers(task):
     assert [(one.server_round, one.client) for one in curious.observations] == [(1, 0), (1, 1), (2, 1), (2, 2)]
 
 
+def header(text):
+    """The beginning of an .npy file, with nothing behind it."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
 class Taking(FedAvg):
     """Takes whatever comes, and gives the model back as it was sent."""
 
@@ -138,6 +143,8 @@ class Taking(FedAvg):
         ({"data": b""}, "no plain array"),
         ({"data": b"PK\x03\x04"}, "no plain array"),
         ({"data": archive()}, "no plain array: NpzFile"),
+        ({"data": header("(((")}, "no plain array"),
+        ({"data": header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000,), }")}, "no plain arra"),
     ],
 )
 def test_numbers_and_shapes_that_cannot_be_cost_the_observation_alone(settings, words, caplog):
