@@ -2,12 +2,14 @@
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from fedsim.data.pictures import UNREADABLE, ImageCache, decode, one_line
@@ -50,23 +52,44 @@ class ImageSet:
             ConfigError: a file cannot be decoded; names it.
             IndexError: a position outside the set.
         """
-        places = range(len(self))
-        positions = [places[index] for index in (indices.tolist() if isinstance(indices, Tensor) else indices)]
-        if not positions:
+        places = np.asarray(indices, np.int64)
+        if not len(places):
             return torch.zeros(0, 3, self._image_size, self._image_size)
-        keys = [(self._split, self._rows[position]) for position in positions]
-        if (found := self._cache.gather(keys)) is not None:  # as in all rounds but the first
-            return found.float().div_(255)
-        kept = {position: self._cache.get(key) for position, key in zip(positions, keys, strict=True)}
-        images = {position: image for position, image in kept.items() if image is not None}
-        missing = [position for position in dict.fromkeys(positions) if position not in images]
+        slots = self._slots[places]
+        if slots.min() < 0:  # in the first rounds
+            decoded = self._fill(np.unique(np.arange(len(self))[places]).tolist())
+            slots = self._slots[places]
+            if slots.min() < 0:
+                each = [self._kept(place, decoded) for place in np.arange(len(self))[places].tolist()]
+                return torch.stack(each).float().div_(255)
+        return self._cache.at(slots).float().div_(255)
+
+    def _fill(self, places: Sequence[int]) -> dict[int, UInt8[Tensor, "3 h w"]]:
+        """Decode those that are not kept, and look up again where all of them are; those that found no room."""
+        self._slots[places] = [self._cache.slot(self._key(place)) for place in places]
+        missing, decoded = [place for place in places if self._slots[place] < 0], {}
         # A few at a time, so that the compressed files of a large set are never all in memory.
         for start in range(0, len(missing), CHUNK):
             chunk = missing[start : start + CHUNK]
-            for position, file in zip(chunk, self._files[chunk]["image"], strict=True):
-                images[position] = self._decode(position, file)
-                self._cache.put((self._split, self._rows[position]), images[position])
-        return torch.stack([images[position] for position in positions]).float() / 255
+            for place, file in zip(chunk, self._files[chunk]["image"], strict=True):
+                picture = self._decode(place, file)
+                self._cache.put(self._key(place), picture)
+                self._slots[place] = self._cache.slot(self._key(place))
+                if self._slots[place] < 0:
+                    decoded[place] = picture
+        return decoded
+
+    def _kept(self, place: int, decoded: Mapping[int, Tensor]) -> UInt8[Tensor, "3 h w"]:
+        found = decoded.get(place)
+        return self._cache.at(self._slots[[place]])[0] if found is None else found
+
+    def _key(self, place: int) -> tuple[str, int]:
+        return self._split, self._rows[place]
+
+    @cached_property
+    def _slots(self) -> Int64[np.ndarray, " n"]:
+        """Where the cache has the pictures; -1: nobody has looked, or it had none."""
+        return np.full(len(self), -1)
 
     def subset(self, positions: Sequence[int]) -> "ImageSet":
         """The pictures at these positions as a set of their own, in this order, with the same cache."""
@@ -75,12 +98,14 @@ class ImageSet:
         chosen.ids = tuple(self.ids[position] for position in positions)
         chosen._files = self._files.select(positions)
         chosen._rows = tuple(self._rows[position] for position in positions)
+        chosen.__dict__.pop("_slots", None)
         return chosen
 
     def uncached(self) -> "ImageSet":
         """The same pictures, none of which is kept when it is decoded."""
         chosen = copy.copy(self)
         chosen._cache = ImageCache(0)
+        chosen.__dict__.pop("_slots", None)
         return chosen
 
     def digest(self, sampled: int | None = None) -> str:

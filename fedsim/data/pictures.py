@@ -6,13 +6,12 @@ import io
 import logging
 import struct
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -63,29 +62,24 @@ class ImageCache:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._slots: dict[tuple[str, int], int] = {}
-        self._slabs: list[UInt8[Tensor, "_ 3 h w"]] = []
+        self._slabs: list[UInt8[np.ndarray, "_ 3 h w"]] = []
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def get(self, key: tuple[str, int]) -> UInt8[Tensor, "3 h w"] | None:
-        """The picture of this key, None where it is not kept."""
+    def slot(self, key: tuple[str, int]) -> int:
+        """Where this key's picture is; -1 where it is not kept."""
         with self._lock:
-            slot = self._slots.get(key)
-        return None if slot is None else self._at(slot)
+            return self._slots.get(key, -1)
 
-    def gather(self, keys: Sequence[tuple[str, int]]) -> UInt8[Tensor, "b 3 h w"] | None:
-        """Copies of the pictures of these keys; None where one is not kept."""
-        with self._lock:
-            slots = [slot for key in keys if (slot := self._slots.get(key)) is not None]
-        if not slots or len(slots) < len(keys):
-            return None
+    def at(self, slots: Int64[np.ndarray, " b"]) -> UInt8[Tensor, "b 3 h w"]:
+        """Copies of the pictures there."""
         size = len(self._slabs[0])
-        first = min(slots) // size
-        if max(slots) // size > first:
-            return torch.stack([self._at(slot) for slot in slots])
-        return self._slabs[first].index_select(0, torch.tensor(slots) - first * size)
+        first = slots.min() // size
+        if slots.max() // size > first:
+            return torch.from_numpy(np.stack([self._slabs[slot // size][slot % size] for slot in slots]))
+        return torch.from_numpy(self._slabs[first][slots - first * size])
 
     def put(self, key: tuple[str, int], picture: UInt8[Tensor, "3 h w"]) -> None:
         """Keep a picture where there is room."""
@@ -95,14 +89,10 @@ class ImageCache:
             size = max(1, min(SLAB, self.max_bytes) // picture.nbytes)
             slot = len(self._slots)
             if slot == size * len(self._slabs):
-                self._slabs.append(torch.empty(size, *picture.shape, dtype=torch.uint8))
-            self._slabs[-1][slot % size] = picture
+                self._slabs.append(np.empty((size, *picture.shape), np.uint8))
+            self._slabs[-1][slot % size] = picture.numpy()
             self._slots[key] = slot
             self.num_bytes += picture.nbytes
-
-    def _at(self, slot: int) -> UInt8[Tensor, "3 h w"]:
-        size = len(self._slabs[0])
-        return self._slabs[slot // size][slot % size]
 
 
 def upright_rgb(image: PIL.Image.Image) -> PIL.Image.Image:

@@ -92,9 +92,9 @@ def test_what_is_kept_is_found_in_every_pass_through_more_than_there_is_room_for
     pictures = {row: torch.full((3, 2, 2), row, dtype=torch.uint8) for row in range(4)}
     found = []
     for row in (*range(4), *range(4)):
-        found.append(None if (kept := cache.get(("train", row))) is None else int(kept[0, 0, 0]))
+        found.append(cache.slot(("train", row)))
         cache.put(("train", row), pictures[row])
-    assert found == [None] * 4 + [0, 1, 2, None]
+    assert found == [-1] * 4 + [0, 1, 2, -1]
     assert (len(cache), cache.num_bytes) == (3, 36)
 
 
@@ -112,13 +112,12 @@ def test_a_batch_is_gathered_in_its_order_wherever_its_pictures_lie(monkeypatch,
     cache = ImageCache(max_bytes=5 * 12)
     for row in range(6):
         cache.put(("train", row), torch.full((3, 2, 2), row, dtype=torch.uint8))
-    assert cache.gather([("train", 1), ("train", 5)]) is None
-    assert cache.gather([("test", 1)]) is None
+    assert cache.slot(("train", 5)) == cache.slot(("test", 1)) == -1
     for rows in ([4, 0, 2, 2], [3], [1, 0]):
-        batch = cache.gather([("train", row) for row in rows])
+        batch = cache.at(np.array([cache.slot(("train", row)) for row in rows]))
         assert batch[:, 0, 0, 0].tolist() == rows
         batch.zero_()
-    assert [int(cache.get(("train", row)).max()) for row in range(5)] == list(range(5))
+    assert cache.at(np.arange(5)).amax(dim=(1, 2, 3)).tolist() == list(range(5))
 
 
 def test_a_picture_beyond_the_budget_is_not_kept():
