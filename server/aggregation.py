@@ -164,7 +164,7 @@ def _of_whole(
 
 
 def _too_few(strategy: object, replies: Sequence[Message]) -> str:
-    """Why a robust rule cannot be robust over those that answered; Flower's would go on with a mean of all."""
+    """Why a robust rule cannot be robust over those that answered: Flower's would go on all the same."""
     answered = sum(not reply.has_error() for reply in replies)
     if isinstance(strategy, FedTrimmedAvg) and strategy.beta > 0 and int(strategy.beta * answered) < 1:
         return f"of {answered} replies beta={strategy.beta:g} trims none"

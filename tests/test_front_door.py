@@ -235,6 +235,9 @@ def test_images_without_labels_are_no_data_set(dataset, words):
 def test_settings_of_another_kind_are_refused_by_name(given, words):
     with pytest.raises(fedsim.ConfigError, match=words):
         fedsim.observe(OwnNet(), IMAGES[:1], LABELS[:1], **given)
+    if "defense" in given:
+        with pytest.raises(fedsim.ConfigError, match=words):
+            fedsim.audit(OwnNet(), (IMAGES, torch.tensor(LABELS)), "labels", [given["defense"]], num_images=1)
 
 
 @pytest.mark.parametrize("label", [0.6, 1.0, True, "3"])

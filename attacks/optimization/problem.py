@@ -185,6 +185,12 @@ def _of_examples(observation: Observation) -> Clips | None:
     return min(clips, key=lambda one: one.max_norm, default=None) if observation.summed == 1 else None
 
 
+def clips_examples(observation: Observation) -> bool:
+    """Whether a defense clips single images' gradients, each by another factor or tensor by tensor."""
+    clip = _of_examples(observation)
+    return clip is not None and not clips_whole(clip, observation)
+
+
 def pruned_before_clip(observation: Observation) -> bool:
     """Whether the norm of a clip is of the coordinates alone that were left: it stands behind what prunes them."""
     changes = [one for one in observation.defense_effects if not (isinstance(one, Clips) and "example" in one.per)]
@@ -204,16 +210,17 @@ def make_update_map(choice: str, victim: Victim, observation: Observation, sized
     Args:
         sized: its size counts; else one gradient is not clipped, which changes nothing else of it.
     """
+    clip = _of_examples(observation)
+    whole = _clip_norm(observation, choice) if sized and _clips_unshared(observation, choice) else None
     if choice == "unroll":
-        whole = _clip_norm(observation, choice) if _clips_unshared(observation, choice) else None
-        return UnrolledSteps(victim, observation.protocol, whole if sized else None, _of_examples(observation))
+        return UnrolledSteps(victim, observation.protocol, whole, clip)
     if choice == "surrogate":
         start = observation.global_state
         change = weight_change(observation)
         end = {name: (start[name].double() + change[name]).to(param) for name, param in victim.params.items()}
         return SurrogateWeights(victim, end, observation.protocol)
-    if (clip := _of_examples(observation)) is not None and not clips_whole(clip, observation):
-        return ClippedExamples(victim, clip)
+    if clip is not None and clips_examples(observation):
+        return ClippedExamples(victim, clip, whole)
     limit = gradient_norm(observation, choice)
     if not sized or limit is None:
         return GradientMap(victim)

@@ -278,7 +278,9 @@ def _named(defenses: Named | Sequence[Named | Sequence[Named]]) -> dict[str, Nam
 
 def _words(one: Named) -> str:
     if isinstance(one, Mapping):
-        settings = {name: ",".join(f"{key}={value}" for key, value in own.items()) for name, own in one.items()}
+        # What is no mapping is refused later, by its name.
+        given = {name: own if isinstance(own, Mapping) else {} for name, own in one.items()}
+        settings = {name: ",".join(f"{key}={value}" for key, value in own.items()) for name, own in given.items()}
         return "+".join(f"{name}({words})" if words else name for name, words in settings.items())
     return type(one).__name__ if isinstance(one, Defense) else str(one)
 

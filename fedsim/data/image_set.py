@@ -3,7 +3,6 @@
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +40,8 @@ class ImageSet:
         self._image_size = image_size
         self._cache = cache
         self._split = split
+        # Where the cache has each picture; -1: nobody has looked, or it had none. Nothing leaves the cache.
+        self._slots: Int64[np.ndarray, " n"] = np.full(len(self), -1)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -66,18 +67,22 @@ class ImageSet:
 
     def _fill(self, places: Sequence[int]) -> dict[int, UInt8[Tensor, "3 h w"]]:
         """Decode those that are not kept, and look up again where all of them are; those that found no room."""
-        self._slots[places] = [self._cache.slot(self._key(place)) for place in places]
-        missing, decoded = [place for place in places if self._slots[place] < 0], {}
+        missing, decoded = [place for place in places if not self._look_up(place)], {}
         # A few at a time, so that the compressed files of a large set are never all in memory.
         for start in range(0, len(missing), CHUNK):
             chunk = missing[start : start + CHUNK]
             for place, file in zip(chunk, self._files[chunk]["image"], strict=True):
                 picture = self._decode(place, file)
                 self._cache.put(self._key(place), picture)
-                self._slots[place] = self._cache.slot(self._key(place))
-                if self._slots[place] < 0:
+                if not self._look_up(place):
                     decoded[place] = picture
         return decoded
+
+    def _look_up(self, place: int) -> bool:
+        """Whether the cache has it. What is known stays known: another thread may have found it since."""
+        if (slot := self._cache.slot(self._key(place))) >= 0:
+            self._slots[place] = slot
+        return slot >= 0
 
     def _kept(self, place: int, decoded: Mapping[int, Tensor]) -> UInt8[Tensor, "3 h w"]:
         found = decoded.get(place)
@@ -86,11 +91,6 @@ class ImageSet:
     def _key(self, place: int) -> tuple[str, int]:
         return self._split, self._rows[place]
 
-    @cached_property
-    def _slots(self) -> Int64[np.ndarray, " n"]:
-        """Where the cache has the pictures; -1: nobody has looked, or it had none."""
-        return np.full(len(self), -1)
-
     def subset(self, positions: Sequence[int]) -> "ImageSet":
         """The pictures at these positions as a set of their own, in this order, with the same cache."""
         chosen = copy.copy(self)
@@ -98,14 +98,14 @@ class ImageSet:
         chosen.ids = tuple(self.ids[position] for position in positions)
         chosen._files = self._files.select(positions)
         chosen._rows = tuple(self._rows[position] for position in positions)
-        chosen.__dict__.pop("_slots", None)
+        chosen._slots = np.full(len(chosen), -1)
         return chosen
 
     def uncached(self) -> "ImageSet":
         """The same pictures, none of which is kept when it is decoded."""
         chosen = copy.copy(self)
         chosen._cache = ImageCache(0)
-        chosen.__dict__.pop("_slots", None)
+        chosen._slots = np.full(len(chosen), -1)
         return chosen
 
     def digest(self, sampled: int | None = None) -> str:

@@ -66,15 +66,22 @@ class ClippedGradient(UpdateMap):
 
 
 class ClippedExamples(UpdateMap):
-    """The mean of single images' gradients at the weights that the server sent, as a defense clips each of them."""
+    """The mean of single images' gradients at the weights that the server sent, as a defense clips each of them.
 
-    def __init__(self, victim: Victim, clip: Clips) -> None:
+    Args:
+        limit: as in `UnrolledSteps`.
+    """
+
+    def __init__(self, victim: Victim, clip: Clips, limit: float | None = None) -> None:
         super().__init__(victim)
         self.clip = clip
+        self.limit = limit
 
     def __call__(self, variables: Variables) -> State:
         whole = {**self.victim.params, **self.victim.unshared}
         found = clipped_examples(self.victim, whole, variables["images"], variables["labels"], self.clip)
+        if self.limit is not None:
+            found = clipped({n: f for n, f in found.items() if n not in self.victim.own}, self.limit, added=0.0)
         return {name: found[name] for name in self.victim.params}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from attacks.base import Frame
 from attacks.optimization.matching.derivative import MixedDerivative, Replayed, make_derivative
 from attacks.optimization.matching.objectives import Objective
-from attacks.optimization.problem import Problem, gradient_norm, make_update_map, with_clip
+from attacks.optimization.problem import Problem, clips_examples, gradient_norm, make_update_map, with_clip
 from attacks.optimization.settings import Budget
 from attacks.session import Session
 from attacks.victim import make_victim
@@ -81,7 +81,8 @@ class SearchTask:
         observation, shared = self.problems[0].observation, self.problems[0].target
         objective = with_clip(self.objective.prepare(observation), observation, self.local)
         limit = None if objective.scale_invariant else gradient_norm(observation, self.local)
-        plain = self.local == "gradient" and limit is None
+        singly = self.local == "gradient" and clips_examples(observation)
+        plain = self.local == "gradient" and limit is None and not singly
         if method == "auto":
             exact = exact or not plain or observation.roles.qkv_weight is None
             double = next(iter(shared.values())).dtype == torch.float64
@@ -89,6 +90,7 @@ class SearchTask:
         by_difference = method in DIFFERENCES
         if by_difference and not plain:
             what = f"local_updates={self.local}" if limit is None else f"a gradient clipped to {limit:g}"
+            what = "a gradient clipped image by image" if singly else what
             raise NotApplicable(f"derivative={method} sees one gradient as it is, {what} needs double_backward")
         # torch does not map fused attention over candidates: it falls back on a loop.
         victim = make_victim(observation, shared, self.device, fused_attention=by_difference and candidates == 1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from attacks.optimization.matching.derivative import METHODS, MixedDerivative
+from attacks.optimization.problem import clips_examples
 from attacks.optimization.search.base import DIFFERENCES, BestCandidate, NotFiniteError, Search, SearchTask
 from attacks.optimization.search.group import GroupConsistency
 from attacks.optimization.search.memory import candidate_bytes, chunk_size, default_budget
@@ -113,8 +114,10 @@ def _chunk(search: SearchState, derivative: MixedDerivative, method: str, task: 
     if search.count > 1:
         one = {name: variable[0].detach() for name, variable in search.variables.items() if name != "point"}
         one["images"] = search.images()[0].detach()
-        steps = 1 if derivative.update.plain else search.problems[0].observation.protocol.steps
+        observation = search.problems[0].observation
+        steps = 1 if derivative.update.plain else observation.protocol.steps
+        singly = min(len(one["images"]), observation.protocol.batch_size) if clips_examples(observation) else 1
         room = task.budget.memory_gib or default_budget(task.device)
-        chunk = chunk_size(search.count, candidate_bytes(derivative, method, one, steps), room)
+        chunk = chunk_size(search.count, candidate_bytes(derivative, method, one, steps, singly), room)
     task.report(chunk)
     return chunk

@@ -13,12 +13,13 @@ GRAPHS = {"finite_difference": 1.5, "central_difference": 1.5, "double_backward"
 """Its activations in units of those that one forward pass keeps; double backward keeps those of the backward too."""
 
 
-def candidate_bytes(derivative: MixedDerivative, method: str, variables: Variables, steps: int) -> int:
+def candidate_bytes(derivative: MixedDerivative, method: str, variables: Variables, steps: int, singly: int = 1) -> int:
     """Memory that one candidate needs, from what a forward pass keeps for its backward pass.
 
     Args:
         variables: of one candidate, without a leading dimension.
         steps: local steps that are simulated one after the other.
+        singly: images of a step whose gradients are clipped one by one; 1 where none are.
     """
     victim = derivative.update.victim
     kept: dict[int, int] = {}
@@ -34,7 +35,7 @@ def candidate_bytes(derivative: MixedDerivative, method: str, variables: Variabl
     weights = {tensor.untyped_storage().data_ptr() for tensor in victim.params.values()}
     activations = sum(size for address, size in kept.items() if address not in weights)
     model = sum(tensor.numel() * tensor.element_size() for tensor in victim.params.values())
-    return int(COPIES[method] * model * steps + GRAPHS[method] * activations * steps)
+    return int(COPIES[method] * model * singly * steps + GRAPHS[method] * activations * steps)
 
 
 def default_budget(device: torch.device) -> float:

@@ -1,3 +1,4 @@
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -27,6 +28,14 @@ def decodes(monkeypatch) -> list[object]:
 @pytest.fixture
 def root(write_folder):
     return write_folder({"cat": 10, "dog": 10})
+
+
+@pytest.fixture
+def switching_often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def whole(root, **settings) -> ImageSet:
@@ -139,12 +148,14 @@ def test_without_a_cache(root, decodes):
     assert len(decodes) == 2
 
 
-def test_threads_read_the_same_pictures(root):
+@pytest.mark.parametrize("cache_bytes", [3 * 3 * 8 * 8, 2**20])
+def test_threads_read_the_same_pictures(root, cache_bytes, switching_often):
     expected = whole(root).images(range(20))
-    held = whole(root, cache_bytes=3 * 3 * 8 * 8)
-    with ThreadPoolExecutor(4) as pool:
-        for pictures in pool.map(lambda _: held.images(range(20)), range(8)):
-            assert pictures.equal(expected)
+    for _ in range(5):
+        held = whole(root, cache_bytes=cache_bytes)
+        with ThreadPoolExecutor(4) as pool:
+            for pictures in pool.map(lambda _, held=held: held.images(range(20)), range(8)):
+                assert pictures.equal(expected)
 
 
 def test_a_truncated_picture_is_named(write_folder):

@@ -232,6 +232,33 @@ def test_single_images_are_clipped_as_dp_sgd_clips_them(cpu, count, step, per_la
         torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize(("count", "per_layer"), [(2, False), (1, True)])
+def test_first_order_searches_see_single_images_clipped_too(count, per_layer):
+    """A difference of two gradients takes them for plain: of a ViT in float32 it was the default."""
+    model = ModelSpec("vit_nano_patch2_8", 10).build(0)
+    images, labels = torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(1)), [3, 1][:count]
+    private = [{"dp_sgd": {"max_grad_norm": 0.3, "noise_multiplier": 0.0, "per_layer": per_layer}}]
+    seen = fedsim.observe(model, images, labels, defense=private)
+    few = {"steps": 1, "restarts": 1, "frames": 0, "labels": labels}
+    found = fedsim.attack("inverting_gradients", seen, **few)
+    assert found.status == "done", found.reason
+    refused = fedsim.attack("inverting_gradients", seen, derivative="finite_difference", **few)
+    assert refused.status == "refused"
+    assert "a gradient clipped image by image needs double_backward" in refused.reason
+
+
+def test_a_clip_of_the_whole_behind_dp_sgd_counts_what_is_withheld_later(cpu):
+    model = ModelSpec("vit_nano_patch2_8", 10, dtype="float64").build(0)
+    images, labels = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double(), [3, 1]
+    private = {"dp_sgd": {"max_grad_norm": 0.3, "noise_multiplier": 0.0}}
+    private |= {"gradient_clip": {"max_norm": 0.05}, "withhold": {"patterns": ["pos_embed"]}}
+    seen = fedsim.observe(model, images, labels, defense=private)
+    update = make_update_map("gradient", make_victim(seen, seen.update.tensors, cpu, fused_attention=False), seen)
+    found = update({"images": seen.normalised(images), "labels": torch.tensor(labels)})
+    for name, tensor in shared_update(seen, "gradient", cpu).items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-9)
+
+
 def test_an_examples_clip_is_there_behind_a_step_of_adam_too(cpu):
     model = nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 5))
     adam = {"_target_": "torch.optim.Adam", "lr": 1e-3, "eps": 1e-3}
