@@ -26,7 +26,7 @@ from fedsim.ground_truth import GroundTruth
 from fedsim.models import Normaliser
 from fedsim.models.buffers import Buffers
 from fedsim.settings.groups import ClientSettings
-from fedsim.settings.limits import MOST_STEPS
+from fedsim.settings.local.limits import MOST_STEPS
 from fedsim.update import LocalProtocol, Precision, State, Update
 
 Rate = Callable[[int, int], float]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from omegaconf import OmegaConf
 
 from fedsim.errors import ConfigError, nearest
-from fedsim.settings.limits import LARGEST, LARGEST_BATCH
 from fedsim.settings.local.augment import named
+from fedsim.settings.local.limits import LARGEST, LARGEST_BATCH
 from fedsim.settings.local.schedule import RateSchedule
 from fedsim.settings.ray_address import check_address
 from fedsim.settings.schema import Check, Rule, at_least, auto_or, is_number, is_whole, number, one_of

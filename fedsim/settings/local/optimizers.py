@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from fedsim.errors import ConfigError
-from fedsim.settings.limits import LARGEST
+from fedsim.settings.local.limits import LARGEST
 from fedsim.settings.local.sgd import SGD
 from fedsim.settings.schema import is_number
 

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import nn
 
-from fedsim.settings.limits import LARGEST, LARGEST_BATCH, MOST_STEPS
+from fedsim.settings.local.limits import LARGEST, LARGEST_BATCH, MOST_STEPS
 from fedsim.update import Kind, LocalProtocol, Precision, Update
 from fedsim.wire.blocks import Block
 from fedsim.wire.records import (

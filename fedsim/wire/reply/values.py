@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array
 
-from fedsim.settings.limits import LARGEST
+from fedsim.settings.local.limits import LARGEST
 from fedsim.wire.tensor_records import TensorArray, npy_header
 
 LONGEST_TEXT = 2**24
