@@ -53,7 +53,7 @@ class ImageSet:
             ConfigError: a file cannot be decoded; names it.
             IndexError: a position outside the set.
         """
-        places = np.asarray(indices, np.int64)
+        places = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices, np.int64)
         if not len(places):
             return torch.zeros(0, 3, self._image_size, self._image_size)
         slots = self._slots[places]

@@ -41,7 +41,9 @@ def arguments() -> argparse.ArgumentParser:
         metavar="MODEL=FILE",
         help=f"trained weights of {', '.join(GROUPS)}; gives acc",
     )
-    parser.add_argument("--shown", type=int, default=3, help="pictures in the figure")
+    parser.add_argument(
+        "--shown", type=int, default=3, help="pictures in the figure, at most those that the first call kept"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each process")
     parser.add_argument("--workers", type=int, default=1, help="processes")

@@ -122,3 +122,25 @@ def test_roles_are_a_mapping():
 def test_a_mistake_is_told_at_once(roles, words):
     with pytest.raises(ConfigError, match=words):
         fedsim.observe(OwnViT(), torch.rand(1, *SHAPE), [3], roles=roles)
+
+
+class ReadAtTheClassToken(OwnViT):
+    """Gradients of patches come through keys and values alone where norms stand last."""
+
+    def __init__(self, heads: int, norm_first: bool) -> None:
+        super().__init__(width=96)
+        self.block = nn.TransformerEncoderLayer(96, heads, 64, dropout=0.0, batch_first=True, norm_first=norm_first)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        tokens = self.embed(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.start.expand(len(tokens), -1, -1), tokens], dim=1)
+        return self.head(self.block(tokens + self.positions)[:, 0])
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+def test_a_class_token_behind_one_block_with_norms_last_leaves_two_directions_a_head(heads):
+    image, ranks = torch.rand(1, *SHAPE).double(), []
+    for norm_first in (False, True):
+        seen = fedsim.observe(ReadAtTheClassToken(heads, norm_first).double(), image, [3], roles=ROLES)
+        ranks.append(int(torch.linalg.matrix_rank(seen.update.tensors["positions"][0, 1:])))
+    assert ranks == [2 * heads, 16]
